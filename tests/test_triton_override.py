@@ -175,3 +175,22 @@ def test_rounds_of_products_are_whole() -> None:
     assert plan_text(changed) == stage.text.replace("4 in a round", "2 in a round")
     with pytest.raises(PlanError, match=r"are no whole number of rounds of 5"):
         changed_plan(stage.plan, stage.text.replace("4 in a round", "5 in a round"))
+
+
+def test_checks_of_divisors_and_divisions_of_strips_are_in_the_plan_and_stay() -> None:
+    @triton.jit
+    def rows(out, x, y, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + i, tl.load(x + i // n) + tl.load(x + i) // tl.load(y + i) + tl.load(x + i) % 3)
+
+    stage = planned(rows, torch.int32, torch.int32, torch.int32, 64, BLOCK=64, arch=ARCH)
+    checks = re.findall(r"divides to \S+, checked for (.*)", stage.text)
+    kinds = re.findall(r"divides to \S+: (.*)", stage.text)
+    assert checks == ["0 and -1", "0 and -1"]  # by a constant, nothing can go wrong
+    assert sorted(kinds) == ["scalar", "vector"]
+    for kind in ("vector", "gather"):
+        changed = re.sub(r"(divides to \S+): scalar", rf"\1: {kind}", stage.text)
+        with pytest.raises(PlanError, match=r"it is scalar, and can be nothing else"):
+            changed_plan(stage.plan, changed)
+    with pytest.raises(PlanError, match="checked for 0"):
+        changed_plan(stage.plan, stage.text.replace("checked for 0 and -1", "checked for 0"))

@@ -92,7 +92,7 @@ def affine(b: Builder, op: Op, lanes: list[Lane], width: int) -> Lane | None:
     if name in ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui"):
         is_remainder = name.startswith("arith.rem")
         below = left.value if is_remainder else b.integer_like(0, left.value)
-        result = _unless_below(b, name[6:9], left.value, right.value, below, name.endswith("si"))
+        result = _unless_below(b, op, name[6:9], left.value, right.value, below, name.endswith("si"))
     elif name in ("arith.andi", "arith.shrsi", "arith.shrui"):
         left, right = (right, left) if left.uniform else (left, right)
         result = b.binary({"andi": "and", "shrsi": "ashr", "shrui": "lshr"}[name[6:]], left.value, right.value)
@@ -136,26 +136,26 @@ def widened(b: Builder, lane: Lane) -> Lane:
     return Lane(b.sext(lane.value, "i64"), lane.stride if isinstance(lane.stride, int) else b.sext(lane.stride, "i64"))
 
 
-def _unless_below(b: Builder, name: str, left: Value, right: Value, otherwise: Value, signed: bool) -> Value:
+def _unless_below(b: Builder, op: Op, name: str, left: Value, right: Value, otherwise: Value, signed: bool) -> Value:
     """A division of what is not negative, done only where `left` is not below `right`: mostly it is, and dividing takes
     long. As signed numbers, nothing is below a divisor that is negative."""
     signed = signed and not right.nonnegative
     name = f"{'s' if signed else 'u'}{name}"
     if right.constant is not None:
-        return b.binary(name, left, guarded_divisor(b, right))
+        return b.binary(name, left, guarded_divisor(b, op, right))
     before, divide, done = b.block, b.label("divide"), b.label("divided")
     b.branch(b.icmp("slt" if signed else "ult", left, right), done, divide)
     b.start(divide)
-    divided = b.binary(name, left, guarded_divisor(b, right))
+    divided = b.binary(name, left, guarded_divisor(b, op, right))
     end = b.block
     b.jump(done)
     b.start(done)
     return b.phi(left.type, [(otherwise, before), (divided, end)])
 
 
-def guarded_divisor(b: Builder, divisor: Value) -> Value:
+def guarded_divisor(b: Builder, op: Op, divisor: Value) -> Value:
     """Division by zero is undefined in Triton, but must not stop the process."""
-    if divisor.constant:
+    if op not in b.guards:
         return divisor
     one = b.integer_like(1, divisor)
     result = b.select(b.icmp("eq", divisor, b.integer_like(0, divisor)), one, divisor)

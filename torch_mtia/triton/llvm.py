@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch_mtia.triton.analyses.strips import MAX_DIVISOR, NARROW, power_of_two_divisor
+from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.llvm_value import (
     Value,
     bits_of,
@@ -42,9 +43,10 @@ class CarriedLoop:
 class Builder:
     """Appends instructions to the function that is being written."""
 
-    def __init__(self, features: frozenset[str], saturates_fp8: bool) -> None:
+    def __init__(self, features: frozenset[str], saturates_fp8: bool, guards: Mapping[Op, str]) -> None:
         self.features = features
         self.saturates_fp8 = saturates_fp8
+        self.guards = guards  # Plan.guards
         self.lines: list[str] = []
         self.entry: list[str] = []  # stack slots
         self.counter = 0

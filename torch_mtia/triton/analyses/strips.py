@@ -344,6 +344,18 @@ def _scalar(value: Value, parts: Sequence[Scalar]) -> Scalar:
     return known_of(op, parts)
 
 
+ZERO_AND_MINUS_ONE = "0 and -1"
+
+
+def guard_of(op: Op, divisor: Scalar) -> str:
+    """Which divisors of an integer division a program has to look for, since dividing by them would stop the process;
+    empty: none."""
+    is_signed = op.name.endswith("si")
+    if divisor.constant and (divisor.constant != -1 or not is_signed):
+        return ""
+    return ZERO_AND_MINUS_ONE if is_signed and not divisor.nonnegative else "0"
+
+
 class HasStride(Protocol):
     @property
     def stride(self) -> object: ...

@@ -9,7 +9,7 @@ from torch_mtia.triton.emit.environment import Environment, memory_type
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, element_of, integer, iota, suffix, vector_type, zero
-from torch_mtia.triton.plan.plan import Buffer
+from torch_mtia.triton.plan.nests import Buffer
 
 
 @dataclasses.dataclass

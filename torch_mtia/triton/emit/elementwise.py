@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_mtia.triton import floats, vecmath
+from torch_mtia.triton.analyses.strips import ZERO_AND_MINUS_ONE
 from torch_mtia.triton.emit.environment import elementwise
 from torch_mtia.triton.ir.attributes import Bits, Dense, float_bits
 from torch_mtia.triton.ir.elements import NARROW, WIDE, is_float_element, llvm_element
@@ -83,14 +84,15 @@ _DIVISIONS = {"arith.divsi": "sdiv", "arith.divui": "udiv", "arith.remsi": "srem
 @elementwise(*_DIVISIONS)
 def _division(b: Builder, op: Op, operands: list[Value]) -> Value:
     """Dividing by zero, and the least number by -1, has no defined result, but must not stop the process."""
-    return _guarded_division(b, _DIVISIONS[op.name], *operands)
+    return _guarded_division(b, op, _DIVISIONS[op.name], *operands)
 
 
-def _guarded_division(b: Builder, name: str, left: Value, right: Value) -> Value:
-    if right.constant is not None and right.constant not in (0, -1):
+def _guarded_division(b: Builder, op: Op, name: str, left: Value, right: Value) -> Value:
+    guard = b.guards.get(op)
+    if guard is None:  # by a constant, which LLVM multiplies or shifts for
         return b.binary(name, left, right)
-    divisor = guarded_divisor(b, right)
-    if name not in ("sdiv", "srem") or right.nonnegative:
+    divisor = guarded_divisor(b, op, right)
+    if guard != ZERO_AND_MINUS_ONE:
         return _divide(b, name, left, divisor)
     minus_one = b.icmp("eq", right, b.integer_like(-1, right))
     divisor = b.select(minus_one, b.integer_like(1, right), divisor)
@@ -116,8 +118,8 @@ def _divide(b: Builder, name: str, left: Value, right: Value) -> Value:
 def _rounded_division(b: Builder, op: Op, operands: list[Value]) -> Value:
     left, right = operands
     signed = op.name.endswith("si")
-    quotient = _guarded_division(b, "sdiv" if signed else "udiv", left, right)
-    right = guarded_divisor(b, right)
+    quotient = _guarded_division(b, op, "sdiv" if signed else "udiv", left, right)
+    right = guarded_divisor(b, op, right)
     remainder = b.sub(left, b.mul(quotient, right))
     inexact = b.icmp("ne", remainder, b.integer_like(0, left))
     if signed:

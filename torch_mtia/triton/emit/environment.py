@@ -12,7 +12,8 @@ from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value
-from torch_mtia.triton.plan.plan import Buffer, Plan, Storage
+from torch_mtia.triton.plan.nests import Buffer, Storage
+from torch_mtia.triton.plan.plan import Plan
 
 # The parameters that the function of one program has after the kernel's own arguments.
 CONTEXT = Value("%context", "ptr")  # mtia_kernel_context
@@ -33,7 +34,7 @@ class Target:
 class Environment:
     def __init__(self, plan: Plan, features: frozenset[str], saturates_fp8: bool) -> None:
         self.module = plan.module
-        self.b = Builder(features, saturates_fp8)
+        self.b = Builder(features, saturates_fp8, plan.guards)
         self.depths = _depths(plan.module)
         self.instrumented = plan.sites is not None
         self.plan_sites = plan.sites or {}

@@ -11,7 +11,8 @@ from torch_mtia.triton.ir.elements import llvm_element
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.lanes import Index, Lane
 from torch_mtia.triton.llvm_value import integer, zero
-from torch_mtia.triton.plan.plan import Buffer, Do, Storage, row_major
+from torch_mtia.triton.plan.nests import Buffer, Storage, row_major
+from torch_mtia.triton.plan.plan import Do
 
 
 @placed("tt.splat")

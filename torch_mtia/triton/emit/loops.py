@@ -15,7 +15,7 @@ from torch_mtia.triton.emit.strip import ZERO, Strip, apply
 from torch_mtia.triton.ir.elements import llvm_element
 from torch_mtia.triton.lanes import Index, Lane
 from torch_mtia.triton.llvm_value import Value, bits_of, integer, zero
-from torch_mtia.triton.plan.plan import Nest, Sources
+from torch_mtia.triton.plan.nests import Nest, Sources
 
 Cache = Mapping[tuple[object, ...], Lane]
 

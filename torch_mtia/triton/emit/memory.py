@@ -19,7 +19,8 @@ from torch_mtia.triton.ir.ops import load_operands, store_operands
 from torch_mtia.triton.lanes import Index, Lane, materialize, offset_address
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, vector_type
-from torch_mtia.triton.plan.plan import Access, Do, Nest, Steps, Store, StoreStaged
+from torch_mtia.triton.plan.nests import Access, Nest
+from torch_mtia.triton.plan.plan import Do, Steps, Store, StoreStaged
 
 CACHE_LINE = 64
 # Keeps LLVM from taking what is loaded for what was there before; the processor keeps loads in order by itself.

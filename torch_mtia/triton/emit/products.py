@@ -21,16 +21,15 @@ from torch_mtia.triton.ir.module import Value as Tensor
 from torch_mtia.triton.ir.ops import pointee_size
 from torch_mtia.triton.lanes import Index, Lane, materialize
 from torch_mtia.triton.llvm_value import Value, bits_of, constant_vector, element_of, integer, vector_type, zero
+from torch_mtia.triton.plan.nests import Buffer, Sources
 from torch_mtia.triton.plan.plan import (
     AT_ONE_DISTANCE,
     Accumulators,
-    Buffer,
     Clear,
     Convert,
     Multiply,
     Operand,
     Pack,
-    Sources,
     Upcoming,
     per_word,
 )

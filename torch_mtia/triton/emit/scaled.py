@@ -12,7 +12,8 @@ from torch_mtia.triton.ir.elements import NARROW
 from torch_mtia.triton.lanes import Lane
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, vector_type
-from torch_mtia.triton.plan.plan import Buffer, Decode
+from torch_mtia.triton.plan.nests import Buffer
+from torch_mtia.triton.plan.plan import Decode
 
 _E2M1_BIAS, _E2M1_MANTISSA = 1, 1
 

@@ -1,4 +1,4 @@
-"""Strips, and the values in them: how a nest of loops (Note [Nests] in plan/plan.py) reads what is materialized in
+"""Strips, and the values in them: how a nest of loops (Note [Nests] in plan/nests.py) reads what is materialized in
 buffers, and evaluates everything else. `index` says which elements a strip is: one lane structure (Note [Lanes]) for
 each dimension.
 """
@@ -17,15 +17,16 @@ from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.environment import ELEMENTWISE, PLACED, Environment
 from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.module import Value as Tensor
-from torch_mtia.triton.ir.ops import Dims
+from torch_mtia.triton.ir.ops import INTEGER_DIVISIONS, Dims
 from torch_mtia.triton.lanes import Index, Lane, affine, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, integer, undefined
-from torch_mtia.triton.plan.plan import Access, Accesses, Buffer, Sources
+from torch_mtia.triton.plan.nests import Access, Accesses, Buffer, Sources
 
 LONGEST_CHAIN = 60  # of operations that are evaluated by calls inside calls, three for each
 ZERO = Lane(integer(0, "i32"))  # the index along a dimension that is broadcast
 TRUE = Lane(integer(1, "i1"))
+DIVISIONS = ("arith.divf", *INTEGER_DIVISIONS)
 
 
 class Strip:
@@ -132,8 +133,8 @@ class Strip:
             lane = rule(self, op, index)
         elif op.name in ELEMENTWISE:
             lanes = [self.value(operand, index) for operand in op.operands]
-            access = self.access(op, index) if op.name == "arith.divf" else None
-            results = apply(self.b, op, lanes, self.width, access is not None and access.kind == "reciprocal")
+            access = self.access(op, index) if op.name in DIVISIONS else None
+            results = apply(self.b, op, lanes, self.width, None if access is None else access.kind)
             if self.env.follows:
                 watching.computed(self.env, op, lanes, results, self.width)
             for result, computed in zip(op.results, results, strict=True):
@@ -169,8 +170,9 @@ class _Kept(Lane):
         self.index = index
 
 
-def apply(b: Builder, op: Op, lanes: list[Lane], width: int, by_reciprocal: bool = False) -> list[Lane]:
-    """An elementwise operation on strips: on scalars or strides where that is enough, else on vectors."""
+def apply(b: Builder, op: Op, lanes: list[Lane], width: int, kind: str | None = None) -> list[Lane]:
+    """An elementwise operation on strips: on scalars or strides where that is enough, else on vectors. `kind`: of a
+    division, as the plan says."""
     if all(lane.uniform for lane in lanes):
         computed = ELEMENTWISE[op.name](b, op, [lane.value for lane in lanes])
         if isinstance(computed, list):
@@ -180,16 +182,17 @@ def apply(b: Builder, op: Op, lanes: list[Lane], width: int, by_reciprocal: bool
             computed.divisor = max(computed.divisor, known.divisor)
             computed.nonnegative |= known.nonnegative
         return [Lane(computed)]
-    if width and all(lane.affine for lane in lanes):
+    if width and kind != "vector" and all(lane.affine for lane in lanes):
         lane = affine(b, op, lanes, width)
         if lane is not None:
             if any(operand.exact for operand in lanes):
                 lane = Lane(lane.value, lane.stride, _computed(b, op, lanes, width)[0])
             return [lane]
+    assert kind != "scalar", "planned as one division for a strip"
     if op.name == "arith.select" and lanes[0].uniform:
         chosen = b.select(lanes[0].value, *(materialize(b, lane, width) for lane in lanes[1:]))
         return [Lane(chosen, None)]
-    if by_reciprocal:
+    if kind == "reciprocal":
         return [Lane(vecmath.divided_by_scalar(b, materialize(b, lanes[0], width), lanes[1].value), None)]
     return [Lane(value, None) for value in _computed(b, op, lanes, width)]
 

@@ -67,6 +67,10 @@ class Facts:
     remark: bool = False
 
 
+INTEGER_DIVISIONS = (
+    *("arith.divsi", "arith.divui", "arith.remsi", "arith.remui"),
+    *("arith.ceildivsi", "arith.ceildivui", "arith.floordivsi"),
+)
 _ELEMENTWISE = Facts()
 _STATEMENT = Facts(Kind.STATEMENT)
 _COMMUTES = Facts(commutative=True)

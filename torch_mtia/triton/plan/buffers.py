@@ -8,20 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_mtia.triton.analyses.affine import Affine
-from torch_mtia.triton.plan.plan import (
-    Access,
-    Buffer,
-    Clear,
-    Convert,
-    Copy,
-    Decode,
-    Do,
-    Evaluate,
-    Nest,
-    Pack,
-    Store,
-    StoreStaged,
-)
+from torch_mtia.triton.plan.nests import Access, Buffer, Nest
+from torch_mtia.triton.plan.plan import Clear, Convert, Copy, Decode, Do, Evaluate, Pack, Store, StoreStaged
 
 # By the kind of a step, those at the index of its nest.
 _AT_INDEX: dict[type, Callable[[Any], Sequence[Buffer | None]]] = {

@@ -13,10 +13,10 @@ from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.module import Block, Op, Region, Unsupported, Value
 from torch_mtia.triton.ir.ops import Dims, is_scalar
 from torch_mtia.triton.plan.dimensions import dimension_votes
+from torch_mtia.triton.plan.nests import Buffer, Storage, innermost_first
 from torch_mtia.triton.plan.plan import (
     Body,
     Branch,
-    Buffer,
     Call,
     Carried,
     Copy,
@@ -27,10 +27,8 @@ from torch_mtia.triton.plan.plan import (
     MapElements,
     PlannedBlock,
     Steps,
-    Storage,
     Unreachable,
     While,
-    innermost_first,
 )
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 

@@ -18,8 +18,8 @@ from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Dims, facts, is_load
+from torch_mtia.triton.plan.nests import Accesses, Nest, Sources
 from torch_mtia.triton.plan.plan import (
-    Accesses,
     AddNeighbours,
     Body,
     Call,
@@ -33,12 +33,10 @@ from torch_mtia.triton.plan.plan import (
     If,
     MapElements,
     Multiply,
-    Nest,
     Pack,
     Plan,
     Reduce,
     Scan,
-    Sources,
     Step,
     Steps,
     Store,

@@ -8,7 +8,7 @@ from torch_mtia.triton.analyses.affine import Affine, Strides
 from torch_mtia.triton.analyses.walk import own_dims, walk
 from torch_mtia.triton.ir.module import Value
 from torch_mtia.triton.ir.ops import Dims, is_fused, is_load, pointee_size, size_behind
-from torch_mtia.triton.plan.plan import Buffer, Shape
+from torch_mtia.triton.plan.nests import Buffer, Shape
 
 BUFFER_VOTE = 2
 MEMORY_VOTE = 4

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from torch_mtia.triton.plan.plan import Body, Buffer, For, Lifetime, MapElements, Part, Step, Steps, Storage, While
+from torch_mtia.triton.plan.nests import Buffer, Lifetime, Part, Storage
+from torch_mtia.triton.plan.plan import Body, For, MapElements, Step, Steps, While
 
 ALIGNMENT = 64
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_mtia.triton.ir.module import Op
-from torch_mtia.triton.ir.ops import is_load
-from torch_mtia.triton.plan.plan import Multiply, Nest, Pack, Plan, Reduce, Scan, Store
+from torch_mtia.triton.ir.ops import INTEGER_DIVISIONS, is_load
+from torch_mtia.triton.plan.nests import Nest
+from torch_mtia.triton.plan.plan import Multiply, Pack, Plan, Reduce, Scan, Store
 from torch_mtia.triton.plan.text import Line, Path, plan_lines
 
 
@@ -132,7 +133,8 @@ def _refused_access(now: Any, before: Any, line: Line) -> str:
     for what, dims in line.keys if line.field == "accesses" else ():
         access, old = now.accesses[what, dims], before.accesses[what, dims]
         is_operation, loads = isinstance(what, Op), not isinstance(what, Op) or is_load(what)
-        possible = _POSSIBLE.get(old.kind, ())
+        is_division = isinstance(what, Op) and what.name in INTEGER_DIVISIONS
+        possible = () if is_division else _POSSIBLE.get(old.kind, ())
         if access.kind not in (old.kind, *possible):
             return f"it is {old.kind}, and can be {' or '.join(possible) if possible else 'nothing else'}"
         if access.kind != old.kind and access.kind == ("scatter" if loads else "gather"):

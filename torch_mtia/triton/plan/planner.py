@@ -1,5 +1,5 @@
 """Plans one kernel: walks its operations in program order, and decides which nests of loops they open, and what tensors
-are kept in buffers (Note [Nests] in plan.py).
+are kept in buffers (Note [Nests] in nests.py).
 
 The order of memory accesses is kept in `order_memory`: a load is only put off until a statement that may write to
 memory. Operations that need more than `Do` have a function in control.py, stores.py, reductions.py, products.py or
@@ -21,8 +21,11 @@ from torch_mtia.triton.analyses.strips import (
     UNKNOWN,
     ZERO,
     Lanes,
+    Scalar,
     StripAnalysis,
     counter,
+    guard_of,
+    integer,
     kind_of,
     store_kind,
 )
@@ -31,6 +34,7 @@ from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Block, Module, Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import (
+    INTEGER_DIVISIONS,
     OPS,
     Dims,
     Kind,
@@ -40,23 +44,21 @@ from torch_mtia.triton.ir.ops import (
     load_operands,
     operand_dims,
     pointee_size,
+    splat_constant,
 )
 from torch_mtia.triton.plan.dimensions import best_dimension
-from torch_mtia.triton.plan.plan import (
+from torch_mtia.triton.plan.nests import (
     Access,
     Accesses,
     Buffer,
-    Do,
-    Evaluate,
     Nest,
     Shape,
     Sources,
-    Step,
     Storage,
-    Transpose,
     innermost_first,
     row_major,
 )
+from torch_mtia.triton.plan.plan import Do, Evaluate, Step, Transpose
 
 MAX_STORES = 4  # in a nest
 STACK_LIMIT = 16 << 10  # bytes of one buffer
@@ -364,6 +366,24 @@ class Planner:
         index[dim] = counter(shape[dim], max(lanes, 1), int(lanes > 0))
         return index
 
+    def guards(self) -> dict[Op, str]:
+        """What the kernel's integer divisions look for before they divide. Only of a scalar is it known whether it may
+        be negative."""
+        found: dict[Op, str] = {}
+        for function in self.module.functions.values():
+            for op in function.body.walk():
+                if op.name in INTEGER_DIVISIONS and (guard := guard_of(op, self._divisor(op.operands[1]))):
+                    found[op] = guard
+        return found
+
+    def _divisor(self, value: Value) -> Scalar:
+        while value.op is not None and value.op.name in ("tt.splat", "tt.broadcast", "tt.expand_dims"):
+            (value,) = value.op.operands
+        constant = None if value.op is None or value.op.name != "arith.constant" else splat_constant(value.op)
+        if isinstance(constant, int):
+            return integer(constant, value.type.element)
+        return UNKNOWN if value.type.shape is not None else self.strips.scalar(value)
+
     def accesses(
         self,
         roots: Sequence[Value],
@@ -395,6 +415,10 @@ class Planner:
                 pointer, *others = load_operands(op)
                 conditions = [None if each is None else strips[each, operand_dims(op, each, dims)] for each in others]
                 found[op, dims] = Access(kind_of(strips[pointer, dims], pointee_size(op), lanes, *conditions))
+            elif op.name in INTEGER_DIVISIONS and lanes:
+                divided = [strips[operand, operand_dims(op, operand, dims)] for operand in op.operands]
+                if divided[1].value.constant is None and not all(each.uniform for each in divided):
+                    found[op, dims] = Access("vector" if strips[value, dims].stride is None else "scalar")
             elif op.name == "arith.divf" and lanes and value.type.element == "f32" and "fma" in self.features:
                 dividend, divisor = (strips[operand, dims] for operand in op.operands)
                 if divisor.uniform and not dividend.uniform:

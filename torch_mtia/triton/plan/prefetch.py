@@ -10,7 +10,8 @@ from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.analyses.availability import Available
 from torch_mtia.triton.ir.module import Op, Value
 from torch_mtia.triton.ir.ops import Dims, is_load, size_behind
-from torch_mtia.triton.plan.plan import AT_ONE_DISTANCE, Access, Accesses, Nest, Pack, Sources, Transpose
+from torch_mtia.triton.plan.nests import Access, Accesses, Nest, Sources
+from torch_mtia.triton.plan.plan import AT_ONE_DISTANCE, Pack, Transpose
 
 BYTES = 2 << 10
 

@@ -23,13 +23,11 @@ from torch_mtia.triton.ir.elements import element_size, is_float_element
 from torch_mtia.triton.ir.module import Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_fused, is_load, pointee_size, splat_constant
 from torch_mtia.triton.plan.control import assign
+from torch_mtia.triton.plan.nests import Access, Accesses, Buffer, Shape, innermost_first, row_major
 from torch_mtia.triton.plan.plan import (
     ANYWHERE,
     AT_ONE_DISTANCE,
-    Access,
-    Accesses,
     Accumulators,
-    Buffer,
     Clear,
     Convert,
     Decode,
@@ -37,11 +35,8 @@ from torch_mtia.triton.plan.plan import (
     Multiply,
     Operand,
     Pack,
-    Shape,
     Upcoming,
-    innermost_first,
     per_word,
-    row_major,
 )
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 

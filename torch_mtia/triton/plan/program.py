@@ -15,7 +15,8 @@ from torch_mtia.triton.plan.control import leave_with_scalars, plan_body
 from torch_mtia.triton.plan.cost import estimate
 from torch_mtia.triton.plan.instrumentation import instrument
 from torch_mtia.triton.plan.lifetimes import aligned, lifetimes, offsets
-from torch_mtia.triton.plan.plan import Plan, transformed
+from torch_mtia.triton.plan.nests import transformed
+from torch_mtia.triton.plan.plan import Plan
 from torch_mtia.triton.plan.planner import Planner
 from torch_mtia.triton.plan.prefetch import prefetch
 from torch_mtia.triton.plan.streaming import stream
@@ -52,6 +53,7 @@ def plan_kernel(
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
         BAND if _shares_operands(kernel.body) else 0,
+        guards=planner.guards(),
     )
     changes = [unroll, prefetch, access_buffers]
     if instrumented:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from torch_mtia.triton.ir.module import Op
-from torch_mtia.triton.plan.plan import Buffer, Do, Shape, row_major
+from torch_mtia.triton.plan.nests import Buffer, Shape, row_major
+from torch_mtia.triton.plan.plan import Do
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 

@@ -10,7 +10,8 @@ from torch_mtia.triton.analyses.commutativity import is_commutative
 from torch_mtia.triton.analyses.masks import reduction_end
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import is_scalar
-from torch_mtia.triton.plan.plan import Buffer, Nest, Reduce, Scan, innermost_first
+from torch_mtia.triton.plan.nests import Buffer, Nest, innermost_first
+from torch_mtia.triton.plan.plan import Reduce, Scan
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 ACCUMULATORS = 4  # at least, side by side, so that one does not wait for the other

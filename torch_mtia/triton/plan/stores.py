@@ -11,7 +11,8 @@ from torch_mtia.triton.ir.elements import element_size
 from torch_mtia.triton.ir.module import Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar, pointee_size, store_operands
 from torch_mtia.triton.plan.dimensions import dimension_votes
-from torch_mtia.triton.plan.plan import AddNeighbours, Do, Nest, Store, StoreStaged
+from torch_mtia.triton.plan.nests import Nest
+from torch_mtia.triton.plan.plan import AddNeighbours, Do, Store, StoreStaged
 from torch_mtia.triton.plan.planner import Planner, plans, shape_of
 
 ATOMIC_SUMS = (4, 5)  # triton::RMWOp: of integers, of floats

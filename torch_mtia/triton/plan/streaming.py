@@ -12,7 +12,8 @@ from torch_mtia.triton.analyses.aliasing import has_read
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression
 from torch_mtia.triton.ir.module import Op
 from torch_mtia.triton.ir.ops import pointee_size
-from torch_mtia.triton.plan.plan import Access, Store
+from torch_mtia.triton.plan.nests import Access
+from torch_mtia.triton.plan.plan import Store
 
 # More than the caches keep for whoever reads the result. On two cores of an AMD EPYC with 32 MB of L3, relu of fp32 and
 # relu with a sum after it, in microseconds, by the caches and through them: 4 MB 179, 78 and 282, 140; 8 MB 332, 186

@@ -1,6 +1,6 @@
 """Prints a plan, and reads one back that was changed. docs/triton.md explains the text with an example.
 
-A step begins with its `title`. Then come lines of the fields for which plan.py has a text (`shown`), in order. In both,
+A step begins with its `title`. Then come lines of the fields that have a text (`shown`), in order. In both,
 `{name}` is an attribute, and what is in brackets is left out where the attribute in it is empty or, if it is a number,
 the field's default. What may be changed is written `{=name}`, or `{=name:words}` for a flag that is these words.
 
@@ -21,8 +21,9 @@ from torch_mtia.triton.analyses.masks import End, ReductionEnd
 from torch_mtia.triton.analyses.symbolic import TRUE, Expression, conjuncts
 from torch_mtia.triton.ir.attributes import Dense
 from torch_mtia.triton.ir.module import Block, Op, Value
-from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES
-from torch_mtia.triton.plan.plan import Body, Buffer, Factors, Operand, Part, Plan, Steps
+from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_DIVISIONS, INTEGER_PREDICATES
+from torch_mtia.triton.plan.nests import Buffer, Part
+from torch_mtia.triton.plan.plan import Body, Factors, Operand, Plan, Steps
 
 _INDENT = "    "
 _PLACE = re.compile(r"\{(=?)([^}:]+)(?::([^}]*))?\}")
@@ -183,7 +184,7 @@ class _Printer:
             entries: dict[tuple[str, str], list[Any]] = {}
             for key, item in value.items():
                 what = text.format(_key(key), "\0")
-                title = getattr(item, "title", "")
+                title = "" if isinstance(item, str) else getattr(item, "title", "")
                 said, pattern = self.filled(title, item) if title else (self.show(item), "")
                 pattern = pattern and re.escape(what).replace(re.escape("\0"), pattern)
                 entries.setdefault((what.replace("\0", said), pattern), []).append(key)
@@ -207,14 +208,24 @@ def _indented(depth: int, text: str) -> str:
     return text.strip() if depth < 0 else f"{'':4}{_INDENT * depth}{text}"
 
 
+@functools.cache
+def _names(path: str) -> list[str]:
+    return re.findall(r"\w+", path)
+
+
 def _attribute(part: Any, path: str) -> Any:
     """What a text calls `{path}`, as "op.operands[0]"."""
-    for name in re.findall(r"\w+", path):
+    for name in _names(path):
         part = part[int(name)] if name.isdigit() else part[name] if isinstance(part, dict) else getattr(part, name)
     return part
 
 
-_VERBS = {"tt.load": "loads", "tt.store": "stores", "tt.atomic_rmw": "adds", "arith.divf": "divides to"}
+_VERBS = {
+    "tt.load": "loads",
+    "tt.store": "stores",
+    "tt.atomic_rmw": "adds",
+    **dict.fromkeys(("arith.divf", *INTEGER_DIVISIONS), "divides to"),
+}
 
 
 def _key(key: object) -> object:

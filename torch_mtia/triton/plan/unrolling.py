@@ -7,7 +7,8 @@ from typing import Any
 
 from torch_mtia.triton.analyses.affine import Affine
 from torch_mtia.triton.analyses.availability import RELOAD, Available
-from torch_mtia.triton.plan.plan import AddNeighbours, Do, Evaluate, Nest, Pack, Store, StoreStaged
+from torch_mtia.triton.plan.nests import Nest
+from torch_mtia.triton.plan.plan import AddNeighbours, Do, Evaluate, Pack, Store, StoreStaged
 
 LIGHT = 20  # the cost of a strip below which
 STRIPS = 2  # are in one round
