@@ -64,7 +64,6 @@ from tools import build_log, machine  # noqa: E402
 # What C++ extensions may include: installed under torch_mtia/include/torch_mtia, in the same folders.
 PUBLIC_HEADERS = (
     "runtime/mtia_runtime.h",
-    "core/Operands.h",
     "core/WorkItem.h",
     "device/Extension.h",
     "device/Program.h",

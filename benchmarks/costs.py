@@ -1,4 +1,4 @@
-"""Compares the cost model's constants with this machine, on one thread of the CPU: those of csrc/aten/Cost.h and
+"""Compares the cost model's constants with this machine, on one thread of the CPU: those of csrc/aten/Launch.h and
 csrc/runtime/host/work.h, and the weights of operators in yaml/native_functions.yaml.
 
 The constants decide which work is small or large, so a factor of two is accurate enough. Takes half a minute:
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("csrc/aten/Cost.h", "csrc/runtime/host/work.h", "csrc/aten/PointwiseKernels.cpp")
+SOURCES = ("csrc/aten/Launch.h", "csrc/runtime/host/work.h", "csrc/aten/PointwiseKernels.cpp")
 KIBIBYTE = 2**10
 
 

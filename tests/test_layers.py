@@ -32,7 +32,7 @@ OF_THE_DRIVER = (
     "csrc/runtime/live_ranges.h",
     "csrc/runtime/machine_memory.h",
     "csrc/processor/assertion.h",
-    "csrc/processor/initial_exec.h",
+    "csrc/processor/attributes.h",
 )
 
 # Headers of others, by how their names begin, and the first layer that may include them.

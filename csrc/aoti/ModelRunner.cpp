@@ -15,7 +15,6 @@
 #include "../core/Waits.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/forks.h"
-#include "Errors.h"
 #include "Package.h"
 
 namespace torch_mtia {

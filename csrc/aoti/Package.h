@@ -1,8 +1,12 @@
-// What a package made by AOTInductor consists of, and whether it can run here.
+// What a package made by AOTInductor consists of, whether it can run here, and how its errors reach the program.
 #pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,5 +40,26 @@ class PackageKernel {
   const std::vector<mtia_kernel_argument> arguments_;
   const uint32_t packed_size_;
 };
+
+// A package passes on only that a shim failed, and its message. The runner of the package raises the exception itself.
+//
+// Stores the exception for the runner, on this thread, and gives libtorch its message.
+AOTITorchError keep_shim_error(std::exception_ptr error);
+
+// Returns what was stored last on this thread, or null, and clears it.
+std::exception_ptr take_shim_error();
+
+// The body of a shim. Without autograd, which has no part in packages: results would be bound to what made them, and
+// operators that write into memory refuse what requires gradients.
+template <typename Body>
+AOTITorchError run_shim(const Body& body) {
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    body();
+    return AOTI_TORCH_SUCCESS;
+  } catch (...) {
+    return keep_shim_error(std::current_exception());
+  }
+}
 
 }  // namespace torch_mtia

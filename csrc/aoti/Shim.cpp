@@ -19,10 +19,9 @@
 #include "../core/Driver.h"
 #include "../core/Event.h"
 #include "../core/Waits.h"
-#include "../device/DeviceIndex.h"
 #include "../device/MTIACachingAllocator.h"
+#include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
-#include "Errors.h"
 #include "Package.h"
 
 namespace torch_mtia {
@@ -67,7 +66,7 @@ void copy(void* to, const void* from, size_t nbytes) {
                               : !from_device ? MTIA_COPY_HOST_TO_DEVICE
                                              : MTIA_COPY_DEVICE_TO_DEVICE;
   if (to_device && from_device && *to_device != *from_device) {
-    synchronize_device(static_cast<c10::DeviceIndex>(*from_device));  // whose streams the copy is not behind
+    synchronize_device(static_cast<c10::DeviceIndex>(*from_device));  // no event orders the copy after its streams
   }
   const MTIAStream stream = MTIAStream::current(static_cast<c10::DeviceIndex>(to_device ? *to_device : *from_device));
   stream.core().copy(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), nbytes, kind);

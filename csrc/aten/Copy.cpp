@@ -296,7 +296,7 @@ void copy_within_device(at::TensorIterator& iter) {
   }
 }
 
-// Runs on the source's stream, behind the work of both devices' current streams, and holds back the destination's.
+// Runs on the source's stream, after the work of both devices' current streams. The destination's stream waits for it.
 void copy_between_devices(at::TensorIterator& iter) {
   const MTIAStream to = current_stream(iter.device(0));
   const MTIAStream from = current_stream(iter.device(1));

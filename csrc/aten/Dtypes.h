@@ -18,7 +18,7 @@
 namespace torch_mtia {
 
 // A tensor in the dtypes of a call, and not 0: its dtype (Undefined: there is no tensor), and whether it stands in a
-// list behind another one.
+// list after another one.
 constexpr uint64_t dtype_symbol(at::ScalarType dtype, bool follows_in_list = false) {
   return 2 * (static_cast<uint64_t>(dtype) + 1) + (follows_in_list ? 1 : 0);
 }

@@ -43,7 +43,7 @@ FourShapes bag_shapes(bool forward_only, const at::Tensor& weight, const at::Ten
 
 // The bag of each index, which the forward leaves out where its kernels do without.
 at::Tensor bags_of(const at::Tensor& indices, const at::Tensor& offsets) {
-  at::Tensor starts = at::zeros({indices.size(0) + 1}, offsets.options());  // a bag may start behind the last index
+  at::Tensor starts = at::zeros({indices.size(0) + 1}, offsets.options());  // a bag may start after the last index
   starts.index_add_(0, offsets, at::ones_like(offsets));
   return starts.cumsum(0).sub_(1).slice(0, 0, indices.size(0)).to(indices.scalar_type());
 }

@@ -25,6 +25,9 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/_nested_tensor_size_native.h>
+#include <ATen/ops/_nested_tensor_storage_offsets_native.h>
+#include <ATen/ops/_nested_tensor_strides_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -50,6 +53,7 @@
 #include "Operator.h"
 
 namespace torch_mtia {
+
 namespace {
 
 struct State {
@@ -468,6 +472,14 @@ void run_on_copies(const c10::OperatorHandle& op, Stack* stack) {
 
 MTIA_LIBRARY_IMPL(_, kBackend, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
+}
+
+// Nested tensors of the strided layout have no kernels here, and say so. What they are made of they can tell: autograd
+// asks for it where nothing may raise, and the process would end.
+MTIA_LIBRARY_IMPL(aten, kNested, m) {
+  m.impl("_nested_tensor_size", TORCH_FN(at::native::_nested_tensor_size));
+  m.impl("_nested_tensor_strides", TORCH_FN(at::native::_nested_tensor_strides));
+  m.impl("_nested_tensor_storage_offsets", TORCH_FN(at::native::_nested_tensor_storage_offsets));
 }
 
 }  // namespace torch_mtia

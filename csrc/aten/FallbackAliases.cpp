@@ -226,7 +226,7 @@ const FallbackAliases::StorageAlias& FallbackAliases::storage_alias_of(const at:
   });
 }
 
-// The device memory behind a new CPU storage: the memory itself if it came from the device, else a copy. An operator
+// The device memory of a new CPU storage: the memory itself if it came from the device, else a copy. An operator
 // that keeps the storage for itself must not find it empty.
 c10::DataPtr FallbackAliases::adopt_or_copy(const c10::Storage& host, bool kept_elsewhere) const {
   auto* impl = host.unsafeGetStorageImpl();

@@ -16,7 +16,7 @@
 #include <optional>
 #include <span>
 
-#include "../core/Operands.h"
+#include "../core/WorkItem.h"
 #include "../device/MTIAGenerator.h"
 #include "../runtime/mtia_runtime.h"
 

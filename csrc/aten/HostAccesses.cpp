@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "../device/DeviceType.h"
 #include "../device/MTIAHostAllocator.h"
 #include "../device/ScalarTypes.h"

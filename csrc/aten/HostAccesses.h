@@ -1,4 +1,4 @@
-// Accesses of the host's own operators to pinned memory, for the observer (core/Observer.h): copies that the program
+// Accesses of the host's own operators to pinned memory, for the observer (core/Hooks.h): copies that the program
 // has not waited for may be under way in it.
 #pragma once
 

@@ -14,7 +14,7 @@
 #include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../device/ScalarTypes.h"
-#include "../processor/initial_exec.h"
+#include "../processor/attributes.h"
 
 namespace torch_mtia {
 

@@ -20,7 +20,7 @@
 #include <optional>
 #include <utility>
 
-#include "../core/Operands.h"
+#include "../core/WorkItem.h"
 #include "Dtypes.h"
 
 namespace torch_mtia {
@@ -128,7 +128,7 @@ class PooledAlias {
   bool on_device() const { return !device_.is_cpu(); }
   bool writes() const { return writes_; }
   core::OldBytes old_bytes() const { return old_bytes_; }
-  // Whether it stands in a list behind another tensor.
+  // Whether it stands in a list after another tensor.
   bool follows_in_list() const { return follows_in_list_; }
 
  private:

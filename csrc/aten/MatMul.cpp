@@ -3,7 +3,7 @@
 //
 // Note [Products of fp32]
 // ATen leaves products of fp32 to MKL, which does without AVX-512 on processors that are not Intel's: 116 of the 260
-// GFLOP/s that oneDNN reaches on one core of a Zen 5. ATen has oneDNN too, behind an operator for what Inductor fuses
+// GFLOP/s that oneDNN reaches on one core of a Zen 5. ATen has oneDNN too, in an operator for what Inductor fuses
 // on the CPU. It takes longer to begin, and where one of the matrices is narrow MKL is the quicker one.
 // For one row times a matrix MKL takes 0.9 us where the matrix has 64 x 256 numbers, and the loop of multiply_row 0.3,
 // with nothing spent on the way to it. Of larger matrices than the second-level cache holds, both wait for memory.
@@ -37,7 +37,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../processor/vectorized.h"
+#include "../processor/attributes.h"
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
 #include "MTIANativeFunctions.h"

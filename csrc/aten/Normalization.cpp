@@ -19,8 +19,8 @@
 #include <limits>
 #include <vector>
 
+#include "../processor/attributes.h"
 #include "../processor/floats16.h"
-#include "../processor/vectorized.h"
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
 #include "MTIANativeFunctions.h"

@@ -2,12 +2,15 @@
 // share, and with the dtypes that its CPU kernel is known to take.
 #pragma once
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <iterator>
 #include <optional>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "../device/DeviceType.h"
 #include "../device/MTIAFunctions.h"
@@ -99,6 +102,31 @@ class CommonDevice {
   bool writes_host_tensors_;
   std::optional<c10::Device> device_;
   std::optional<c10::Device> host_;
+};
+
+// The kernels of an operator that upstream has structured, and the overlay has not: the dispatcher wants one C++ type
+// for all kernels of an operator, and has lists of tensors as ITensorListRef if it is structured, otherwise as
+// TensorList.
+template <class Argument>
+struct ListRef {
+  using type = Argument;
+  static Argument&& list(std::remove_reference_t<Argument>& argument) { return static_cast<Argument&&>(argument); }
+};
+
+template <>
+struct ListRef<at::TensorList> {
+  using type = const at::ITensorListRef&;
+  static std::vector<at::Tensor> list(const at::ITensorListRef& argument) { return {argument.begin(), argument.end()}; }
+};
+
+template <auto kernel>
+struct WithListRefs;
+
+template <class Result, class... Arguments, Result (*kernel)(Arguments...)>
+struct WithListRefs<kernel> {
+  static Result call(typename ListRef<Arguments>::type... arguments) {
+    return kernel(ListRef<Arguments>::list(arguments)...);
+  }
 };
 
 }  // namespace torch_mtia

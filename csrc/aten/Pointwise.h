@@ -247,7 +247,7 @@ bool converts(const T& /*value*/, at::ScalarType /*dtype*/) {
   return true;
 }
 
-// A stub's loop with its arguments behind the iterator.
+// A stub's loop with its arguments after the iterator.
 template <typename Iterator, typename... Args>
 struct OwnedLoop {
   // Fewer elements are one piece: for ATen's loops, whose smallest grain is 2048, and for the vector functions of MKL,

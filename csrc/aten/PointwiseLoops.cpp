@@ -7,7 +7,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "../processor/vectorized.h"
+#include "../processor/attributes.h"
 #include "Pointwise.h"
 
 namespace torch_mtia {

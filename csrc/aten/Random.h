@@ -14,10 +14,9 @@
 #include <optional>
 #include <vector>
 
-#include "../core/Operands.h"
+#include "../core/WorkItem.h"
 #include "Launch.h"
 #include "Philox.h"
-#include "StandardVariates.h"
 
 namespace torch_mtia {
 

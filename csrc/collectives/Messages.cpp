@@ -232,7 +232,7 @@ bool Messages::advance_arrivals(int source) {
 }
 
 // What nobody wants stays in the ring, where it keeps the sender from sending more; but not if somebody waits for
-// another message of the same rank, which may be behind it.
+// another message of the same rank, which may come after it.
 bool Messages::begin_arrival(int source) {
   Ring& from = ring(source, team_->index());
   Frame frame{};

@@ -6,8 +6,8 @@
 #include <string>
 #include <type_traits>
 
+#include "../processor/attributes.h"
 #include "../processor/floats16.h"
-#include "../processor/vectorized.h"
 
 #define INLINED [[gnu::always_inline]] inline
 

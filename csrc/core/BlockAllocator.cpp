@@ -10,14 +10,13 @@
 #include "AllocatorHistory.h"
 #include "DeferredFrees.h"
 #include "Graph.h"
-#include "Observer.h"
+#include "Hooks.h"
 #include "Segments.h"
 #include "SmallMutex.h"
 #include "Stream.h"
 #include "Waits.h"
 
 namespace torch_mtia::core {
-
 namespace {
 
 template <typename Apply>

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "Graph.h"
-#include "Observer.h"
+#include "Hooks.h"
 #include "Stream.h"
 #include "Waits.h"
 

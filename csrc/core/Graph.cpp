@@ -5,7 +5,7 @@
 
 #include "../runtime/forks.h"
 #include "Driver.h"
-#include "Observer.h"
+#include "Hooks.h"
 #include "Stream.h"
 #include "Waits.h"
 

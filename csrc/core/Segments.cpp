@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "Driver.h"
-#include "Observer.h"
+#include "Hooks.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "../runtime/loader.h"
-#include "Observer.h"
+#include "Hooks.h"
 #include "Waits.h"
 #include "WorkItem.h"
 

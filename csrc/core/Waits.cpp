@@ -7,7 +7,7 @@
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
 #include "Event.h"
-#include "Observer.h"
+#include "Hooks.h"
 #include "Stream.h"
 
 namespace torch_mtia::core {

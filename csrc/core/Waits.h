@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <exception>
 
-#include "../processor/initial_exec.h"
+#include "../processor/attributes.h"
 #include "Hooks.h"
 
 namespace torch_mtia::core {
@@ -52,7 +52,7 @@ class BlockingWait {
 // collectives allocate none.
 class RunningWork {
  public:
-  // `host_function`: its number, of the observer (Observer.h). 0: it has none.
+  // `host_function`: its number, of the observer (Hooks.h). 0: it has none.
   explicit RunningWork(const Stream& stream, uint64_t host_function = 0) noexcept
       : stream_(&stream), host_function_(host_function), outer_(innermost) {
     innermost = this;
@@ -138,7 +138,7 @@ class Awaited {
 };
 
 // Note [Waits of the program]
-// Streams and events of this layer report no wait to an observer (Observer.h). Most waits are the runtime's own
+// Streams and events of this layer report no wait to an observer (Hooks.h). Most waits are the runtime's own
 // (allocators, destructors, deleters, measurements): they depend on timing and on caches, and no program may rely on
 // them. The program's own ways to wait (synchronize(), a query() that is true, copies to the host, ...) use these.
 // Where the runtime's waits order accesses to memory that is used again, it says so by AllocatorObserver.

@@ -32,7 +32,7 @@ core::BlockAllocator* owner_of_host_memory(const void* block) {
 void check_room_for_workspace(size_t size) {
   static const auto* const machine = new runtime::MachineMemory();
   if (size <= machine->read().available) return;
-  malloc_trim(0);  // what the C library keeps of the host memory that this process freed
+  malloc_trim(0);  // returns what the C library caches of freed host memory
   const auto figures = machine->read();
   TORCH_CHECK_WITH(OutOfMemoryError, size <= figures.available, "an operator needs ", size >> 20,
                    " MiB of workspace on the host, and ", figures.container ? "the container's limit" : "the machine",

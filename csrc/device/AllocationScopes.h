@@ -11,7 +11,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/SmallVector.h>
 
-#include "../processor/initial_exec.h"
+#include "../processor/attributes.h"
 
 namespace torch_mtia {
 

@@ -17,7 +17,6 @@
 #include "../runtime/forks.h"
 #include "../runtime/loader.h"
 #include "AllocationScopes.h"
-#include "DeviceIndex.h"
 #include "HostView.h"
 #include "IntraOpThreads.h"
 #include "MTIAGraph.h"

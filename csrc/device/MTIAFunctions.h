@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "../processor/initial_exec.h"
+#include "../processor/attributes.h"
 #include "DeviceType.h"
 
 namespace torch_mtia {
@@ -52,5 +52,9 @@ c10::Device device_of_address(const void* address);
 
 // Blocks, with the GIL released, until everything submitted to the device is done. Raises the first error of its work.
 void synchronize_device(c10::DeviceIndex index);
+
+// Negative numbers stay negative: the current device, for most functions. Raises RuntimeError for a number of no
+// device, which a cast may turn into that of another.
+c10::DeviceIndex to_device_index(int64_t number);
 
 }  // namespace torch_mtia

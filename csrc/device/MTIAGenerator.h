@@ -5,12 +5,43 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/GeneratorImpl.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "DeviceType.h"
-#include "PhiloxState.h"
 
 namespace torch_mtia {
+
+// Where a random draw starts: see Note [Philox words] in csrc/aten/Philox.h.
+struct PhiloxState {
+  uint64_t seed = 0;
+  uint64_t offset = 0;  // a multiple of 4
+};
+
+// The states of the generators that a graph draws from. A launch of the graph sets them.
+using PhiloxStates = std::vector<PhiloxState>;
+
+// Where a draw of a work item starts, evaluated when the item runs: a state, or an offset into the draws of a graph. So
+// each replay of the graph draws other numbers.
+class PhiloxSource {
+ public:
+  PhiloxSource(const PhiloxState& state = {}) : state_(state) {}
+  PhiloxSource(std::shared_ptr<const PhiloxStates> graph, size_t generator, uint64_t offset)
+      : state_{0, offset}, graph_(std::move(graph)), generator_(generator) {}
+
+  PhiloxState get() const {
+    if (graph_ == nullptr) return state_;
+    const PhiloxState& first = (*graph_)[generator_];
+    return {first.seed, first.offset + state_.offset};
+  }
+
+ private:
+  PhiloxState state_;
+  std::shared_ptr<const PhiloxStates> graph_;
+  size_t generator_ = 0;
+};
 
 // The state is (seed, offset). Every draw takes a range of the counter and moves the offset past it, so a draw depends
 // on the state alone, and not on the number of threads.

@@ -26,8 +26,8 @@
 #include <vector>
 
 #include "../core/Graph.h"
+#include "MTIAGenerator.h"
 #include "MTIAStream.h"
-#include "PhiloxState.h"
 
 namespace torch_mtia {
 

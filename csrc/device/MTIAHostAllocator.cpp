@@ -8,7 +8,7 @@
 
 #include "../core/BlockAllocator.h"
 #include "../core/Event.h"
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "../core/Waits.h"
 #include "../runtime/forks.h"
 #include "DeviceType.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../core/Driver.h"
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "MTIACachingAllocator.h"
 
 namespace torch_mtia {

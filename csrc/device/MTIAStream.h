@@ -6,12 +6,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "../core/Stream.h"
-#include "../processor/initial_exec.h"
+#include "../processor/attributes.h"
 #include "DeviceType.h"
 #include "MTIAFunctions.h"
 
@@ -118,5 +119,10 @@ class MTIAStream {
   c10::StreamId id_;
   core::Stream* core_;
 };
+
+// Has `function` called in the stream, never within this call but with launch blocking, which waits for it. It may
+// allocate and free memory of the device, be called any number of times by a graph, and die on any thread. What it
+// throws is raised at the stream's next synchronizing call.
+void launch_callback(const MTIAStream& stream, std::function<void()> function);
 
 }  // namespace torch_mtia

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "../core/WorkItem.h"
 #include "../runtime/forks.h"
 #include "../runtime/machine_memory.h"

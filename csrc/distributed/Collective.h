@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "../collectives/Engine.h"
-#include "../core/Operands.h"
 #include "../core/Waits.h"
+#include "../core/WorkItem.h"
 #include "../device/MTIAStream.h"
 #include "../runtime/mtia_runtime.h"
 

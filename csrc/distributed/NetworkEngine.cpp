@@ -13,7 +13,6 @@
 #include <span>
 #include <utility>
 
-#include "../collectives/Announcement.h"
 #include "../collectives/Communicator.h"
 
 namespace torch_mtia {

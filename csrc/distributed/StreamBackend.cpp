@@ -16,14 +16,13 @@
 
 #include "../core/Waits.h"
 #include "../core/WorkItem.h"
-#include "../device/DeviceIndex.h"
 #include "../device/MTIAFunctions.h"
 #include "../device/MTIAGraph.h"
 
 namespace torch_mtia {
 namespace {
 
-// `function` raises what is kept in the state, too, for those who wait for the work in other streams.
+// An exception of `function` is also stored in the state, for those who wait for the work in other streams.
 template <typename Function>
 void launch(const MTIAStream& stream, const char* name, std::shared_ptr<WorkState> state, Function function,
             CollectiveOperands operands = {}) {

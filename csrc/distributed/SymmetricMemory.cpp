@@ -26,7 +26,6 @@
 
 #include "../collectives/Team.h"
 #include "../core/WorkItem.h"
-#include "../device/DeviceIndex.h"
 #include "../device/DeviceType.h"
 #include "../device/HostView.h"
 #include "../device/MTIAFunctions.h"

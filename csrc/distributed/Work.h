@@ -82,7 +82,7 @@ class WorkState {
   std::exception_ptr error_;
 };
 
-// Tensors need not be kept by the handle: the streams that use their memory are recorded when the work is launched.
+// The handle need not own the tensors: the streams that use their memory are recorded when the work is launched.
 class StreamWork final : public c10d::Work {
  public:
   // The work that `stream` was given last, and whatever is before it.

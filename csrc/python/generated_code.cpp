@@ -12,7 +12,7 @@
 
 #include <array>
 
-#include "../device/DeviceIndex.h"
+#include "../device/MTIAFunctions.h"
 #include "../device/MTIAStream.h"
 #include "bindings.h"
 

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "../device/MTIAStream.h"
-#include "../device/StreamCallback.h"
 #include "../runtime/forks.h"
 
 namespace py = pybind11;

@@ -235,7 +235,7 @@ void wait_for_numbers() {
   if (sanitizer::Sanitizer::watches_numbers()) wait_for_all_streams(/*for_program=*/false);
 }
 
-// Raises RuntimeError inside of work: what is to be waited for may be behind it.
+// Raises RuntimeError inside of work: the wait could be for work that is queued after it.
 void wait() {
   TORCH_CHECK(!core::RunningWork::on_this_thread(),
               "the sanitizer waits for launched work, which a host function must not do: the work may come after the "

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "../core/Waits.h"
-#include "../device/DeviceIndex.h"
+#include "../device/MTIAFunctions.h"
 #include "bindings.h"
 
 namespace py = pybind11;

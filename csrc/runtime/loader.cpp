@@ -28,7 +28,7 @@ constinit std::atomic<bool> initialized{false};
 constinit std::atomic<int> initializing{0};  // threads that initialize the driver, or wait for the one that does
 constinit std::atomic<bool> forked{false};
 
-// Everything else, behind a lock. Leaked: threads of the driver may still call when the process ends.
+// Everything else, guarded by a lock. Leaked: threads of the driver may still call when the process ends.
 struct Setup {
   Setup() {
     hold_at_forks(ForkOrder::kSettings, mutex);

@@ -1,4 +1,4 @@
-// Finds, checks and starts the driver behind mtia_runtime.h. No PyTorch, no global with a destructor.
+// Finds, checks and starts the driver that implements mtia_runtime.h. No PyTorch, no global with a destructor.
 #pragma once
 
 #include <cstddef>

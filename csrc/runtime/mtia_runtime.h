@@ -149,7 +149,7 @@ typedef struct mtia_device_properties {
  * MTIA_WORK_MAY_RUN_INLINE. */
 #define MTIA_WORK_BLOCKS (1u << 2)
 
-/* What a work item is told about where it runs. */
+/* Where a work item runs: the second argument of mtia_work.run. */
 typedef struct mtia_work_context {
   int32_t device;
   int32_t num_threads; /* threads granted; work must not use more. 1 when it runs on the launching thread */

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../core/Operands.h"
+#include "../core/WorkItem.h"
 #include "../runtime/mtia_runtime.h"
 #include "Region.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "../runtime/forks.h"
 #include "AccessRecorder.h"
 #include "Detector.h"

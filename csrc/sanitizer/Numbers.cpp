@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../core/Driver.h"
-#include "../processor/vectorized.h"
+#include "../processor/attributes.h"
 
 #define INLINED [[gnu::always_inline]] inline
 

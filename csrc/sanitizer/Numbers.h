@@ -11,7 +11,7 @@
 
 #include <utility>
 
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "Findings.h"
 
 namespace torch_mtia::sanitizer {

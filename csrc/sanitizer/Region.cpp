@@ -18,22 +18,22 @@ Region::Region(uint64_t address, uint64_t element_size, std::span<const int64_t>
   }
   std::sort(grid_.begin(), grid_.end(), [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
   // From the smallest stride on: runs that touch or overlap become one run, dimensions that continue each other one.
-  std::vector<Dimension> kept;
+  std::vector<Dimension> merged;
   uint64_t reach = run_;
   for (const Dimension& each : grid_) {
-    if (kept.empty() && each.stride <= reach) {
+    if (merged.empty() && each.stride <= reach) {
       reach = run_ = (each.size - 1) * each.stride + run_;
       continue;
     }
-    if (!kept.empty() && kept.back().stride * kept.back().size == each.stride) {
-      kept.back().size *= each.size;
+    if (!merged.empty() && merged.back().stride * merged.back().size == each.stride) {
+      merged.back().size *= each.size;
     } else {
-      kept.push_back({each.size, each.stride, reach});
+      merged.push_back({each.size, each.stride, reach});
     }
     reach += (each.size - 1) * each.stride;
   }
-  std::reverse(kept.begin(), kept.end());
-  grid_ = std::move(kept);
+  std::reverse(merged.begin(), merged.end());
+  grid_ = std::move(merged);
   range_.end = range_.begin + (run_ == 0 ? 0 : reach);
 }
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "../core/Operands.h"
+#include "../core/WorkItem.h"
 
 namespace torch_mtia::sanitizer {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../core/Graph.h"
-#include "../core/Observer.h"
+#include "../core/Hooks.h"
 #include "Detector.h"
 #include "Log.h"
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "check.h"
-#include "runtime/host/sized.h"
+#include "runtime/host/error.h"
 
 namespace torch_mtia::test {
 namespace {

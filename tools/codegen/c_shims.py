@@ -22,7 +22,7 @@ _SOURCE = """\
 
 {includes}
 
-#include "aoti/Errors.h"
+#include "aoti/Package.h"
 #include "c_shim_mtia.h"
 
 using namespace torch::aot_inductor;

@@ -29,7 +29,7 @@ def cpu_kernels_sources(
     headers = ("CPUKernels.h", "CPUKernelLaunch.h", "ShapeFunctions.h")
     sources = {f"CPUKernels_{shard}.cpp": _Source(*headers) for shard in range(SHARDS)}
     on_tensors = list(sources.values())
-    on_lists = sources["ListKernels.cpp"] = _Source("ListKernel.h")
+    on_lists = sources["ListKernels.cpp"] = _Source("CPUKernelLaunch.h")
     for number, group in enumerate(groups):
         functions = list(group.functions()) if isinstance(group, NativeFunctionsGroup) else [group]
         for function in functions:

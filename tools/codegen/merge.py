@@ -56,7 +56,7 @@ _OLD_BYTES = {
     "passed_through": "kPassedThrough",
     "overwritten": "kOverwritten",
 }
-"""What a row says in `old_bytes`, and what csrc/core/Operands.h calls it."""
+"""What a row says in `old_bytes`, and what csrc/core/WorkItem.h calls it."""
 MAX_STUB_INPUTS = 3
 """Of so many inputs InputBytes in csrc/aten/Pointwise.h can say more than that they are read."""
 CASTS = {"all": "kAll", "all_but_bool_output": "kAllButBoolOutput", "none": "kNone"}

@@ -34,7 +34,7 @@ _TEMPLATE = """\
 {headers}
 
 #include "MTIANativeFunctions.h"
-#include "aten/WithListRefs.h"
+#include "aten/Operator.h"
 #include "device/DeviceType.h"
 
 namespace at {{

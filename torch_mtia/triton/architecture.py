@@ -38,7 +38,7 @@ def usable() -> tuple[str, ...]:
 
 def _may_use_tiles() -> bool:
     """Linux gives a process the registers of AMX only on request, which holds for all of its threads; the driver asks
-    too (csrc/runtime/host/processor_x86_64.cpp)."""
+    too (csrc/runtime/host/processor.cpp)."""
     return _flags() >= AMX and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMessageSize = 1024;
 
-// Not in the block of the thread's variables, which is small: see processor/initial_exec.h. Without a destructor, so
+// Not in the block of the thread's variables, which is small: see processor/attributes.h. Without a destructor, so
 // that the two are there until the thread has ended.
 constinit thread_local char* message_of_thread = nullptr;
 constinit thread_local bool thread_ends = false;

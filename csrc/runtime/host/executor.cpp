@@ -158,11 +158,11 @@ namespace {
 
 // Argument blocks up to this size need no allocation once a stream has warmed up.
 constexpr size_t kRecycledArguments = 512;
-// Slots that a stream keeps for reuse.
+// Slots in the free list of a stream.
 constexpr size_t kRecycledSlots = 1024;
 
-// Starting the threads again is dear: the kernel puts new ones on the core of their parent, and may take milliseconds
-// to spread them. So the time is long against the pauses between the steps of a computation.
+// Starting the threads again is expensive: the kernel puts new ones on the core of their parent, and may take
+// milliseconds to spread them. So the time is long against the pauses between the steps of a computation.
 constexpr std::chrono::milliseconds kIdleDelay(100);
 
 }  // namespace
@@ -276,7 +276,7 @@ void Executor::wait(const Position& position) {
   busy_.fetch_sub(kWaiter, std::memory_order_release);
 }
 
-// An item that ran inline is done, and others queued or wait behind it.
+// An item that ran inline is done, and others are queued, or wait for it.
 void Executor::hand_over() noexcept {
   const std::lock_guard lock(mutex_);
   asleep_ = false;

@@ -48,13 +48,13 @@ class WaitQueue {
   Sleeper* first_ = nullptr;
 };
 
-// The executor's own copy of a queued work item. Its argument block lies right behind it.
+// The executor's own copy of a queued work item. Its argument block follows it.
 struct alignas(16) QueueSlot {
   QueueSlot* next = nullptr;
   size_t capacity = 0;  // bytes of the argument block
   mtia_work work{};
 
-  // Moves `source` with its argument block in. What is only valid during the launch (the spans) is left behind.
+  // Moves `source` with its argument block in. What is only valid during the launch (the spans) is not copied.
   void fill(const mtia_work& source) noexcept;
   // Destroys the argument block.
   void clear() noexcept;

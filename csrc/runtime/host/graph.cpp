@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "device.h"
+#include "driver.h"
 #include "error.h"
 
 namespace torch_mtia::runtime::host {
@@ -337,7 +337,7 @@ std::shared_ptr<ParallelReplay> ParallelReplay::create(const Graph& graph) {
     chains = make_chains(graph, /*by_kind=*/true);
     num_blocking = count_blocking_streams(graph, chains);
   } else {
-    for (Chain& chain : chains) chain.blocks = false;  // whatever runs beside it is behind it or before it
+    for (Chain& chain : chains) chain.blocks = false;  // every other chain is ordered before or after it
   }
   const size_t num_parallel = count_parallel(chains);
   if (num_parallel < 2 && num_blocking == 0) return nullptr;

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "../live_ranges.h"
-#include "device.h"
+#include "driver.h"
 #include "error.h"
 #include "processor.h"
 
@@ -367,7 +367,7 @@ void check(const Kernel& kernel, const Stream& stream, const mtia_kernel_launch&
 }  // namespace
 
 // The argument block of the work item. It borrows from the launching thread until it is moved into a queue; then its
-// packed arguments and live ranges lie behind it, and it keeps the kernel.
+// packed arguments and live ranges follow it, and it owns a reference to the kernel.
 class Kernel::Launch {
  public:
   Launch(const Kernel& kernel, const mtia_kernel_launch& launch, int64_t programs)

@@ -150,7 +150,7 @@ struct Memory::Region {
   RangeAllocator ranges;
   RangeAllocator reservations;                 // offsets from the end of `ranges`
   std::unordered_set<uint64_t> mapped_pages;   // huge pages of the reservations, by their number
-  std::unordered_set<uint64_t> shared_pages;   // of those, the ones with a file behind them
+  std::unordered_set<uint64_t> shared_pages;   // of those, the ones that map a file
   std::unordered_set<uint64_t> leaving_pages;  // of those, the ones that a thread is about to drop
   uint64_t used = 0;                           // bytes of `ranges` and of mapped pages, until they are dropped
 };
@@ -200,7 +200,7 @@ void Memory::check_room(int32_t device, uint64_t size) {
   if (fits()) return;
   owed_ = untouched();
   if (fits()) return;
-  malloc_trim(0);  // what the C library keeps of the host memory that this process freed
+  malloc_trim(0);  // returns what the C library caches of freed host memory
   figures = machine_.read();
   if (fits()) return;
   throw Failure(MTIA_ERROR_OUT_OF_MEMORY,

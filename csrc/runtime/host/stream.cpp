@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "device.h"
 #include "driver.h"
 #include "error.h"
 #include "graph.h"
@@ -110,7 +109,7 @@ mtia_status Stream::launch_blocking(const mtia_work& work, bool of_nodes) {
   item.run = [](void* block, const mtia_work_context* context) noexcept -> mtia_status {
     Awaited& own = **static_cast<Awaited**>(block);
     own.failure = own.stream->run(own.slot->work, context->num_threads);
-    // Here, not behind the wait: the next graph that is launched in the stream keeps its failures there, too.
+    // Here, not after the wait: the next graph that is launched in the stream stores its failures there, too.
     if (own.of_nodes && !own.failure) own.failure = own.stream->take_failure();
     return MTIA_SUCCESS;
   };

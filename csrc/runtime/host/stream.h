@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "../../processor/initial_exec.h"
+#include "../../processor/attributes.h"
 #include "../mtia_runtime.h"
 #include "executor.h"
 
@@ -58,7 +58,7 @@ class Stream {
   bool is_idle() const noexcept { return executor_.is_idle(); }
 
   // The calling thread is inside an item of this stream, directly or through an item of another one. Everything before
-  // that item is done, and waiting for anything behind it would never end.
+  // that item is done, and waiting for anything after it would never end.
   bool runs_on_this_thread() const noexcept;
 
   // Somebody waits for what the stream has to do: it is no longer held back.

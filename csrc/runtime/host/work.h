@@ -1,5 +1,5 @@
 // Work items: what they cost, how their argument blocks move, how the driver writes its own (markers, waits, copies and
-// fills), and who is told of each.
+// fills), and the tracer of each.
 #pragma once
 
 #include <algorithm>
@@ -123,8 +123,9 @@ OwnWork(Callable) -> OwnWork<Callable>;
 
 // Tracing -------------------------------------------------------------------------------------------------------------
 //
-// Who is told of each work item: see Note [Tracing] in mtia_runtime.h. Without a tracer an item costs one load more.
-// With one, the item is submitted inside another item, which takes the time; so nothing else here knows about tracing.
+// Receives the submission and the run of each work item: see Note [Tracing] in mtia_runtime.h. Without a tracer an item
+// costs one load more. With one, the item is submitted inside another item, which takes the time; so nothing else here
+// knows about tracing.
 
 inline constinit std::atomic<const mtia_tracer*> current_tracer{nullptr};
 
@@ -165,7 +166,7 @@ class alignas(16) TracedWork {
     return run_traced(self.original_, *context, self.trace_id_);
   }
 
-  // A copy has the original's argument block right behind it.
+  // A copy is followed by the original's argument block.
   static void relocate(void* to, void* from) noexcept {
     auto* copy = ::new (to) TracedWork(*static_cast<const TracedWork*>(from));
     mtia_work& item = copy->original_;

@@ -1,17 +1,20 @@
-#if defined(__x86_64__)
-
 #include "processor.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstring>
+#endif
 
 #include "../mtia_runtime.h"
 
 namespace torch_mtia::runtime::host {
+
+#if defined(__x86_64__)
+
 namespace {
 
 // Linux gives a process the registers of AMX only on request.
@@ -75,6 +78,21 @@ const char* architecture() {
   return v4 ? "x86-64-v4" : v3 ? "x86-64-v3" : "x86-64";
 }
 
-}  // namespace torch_mtia::runtime::host
+#elif defined(__aarch64__)
+
+uint64_t cpu_features() {
+  return MTIA_CPU_AARCH64;
+}
+
+// These processors have numbers, and no names.
+std::string processor_name() {
+  return "aarch64";
+}
+
+const char* architecture() {
+  return "aarch64";
+}
 
 #endif
+
+}  // namespace torch_mtia::runtime::host
