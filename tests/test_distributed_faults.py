@@ -217,12 +217,20 @@ def is_called_wrongly(_: int) -> None:
             dist.all_gather_into_tensor(torch.empty(7, device=device), x)
         with pytest.raises(ValueError, match=f"expected {SIZE} times the 5 elements of one rank, got 6"):
             dist.reduce_scatter_tensor(torch.empty(5, device=device), x)
-        with pytest.raises(TypeError, match="expected an output of Float, got Int"):
-            dist.all_gather_into_tensor(torch.empty(6 * SIZE, dtype=torch.int32, device=device), x)
+        integers = [torch.empty(6, dtype=torch.int32, device=device) for _ in range(SIZE)]
+        with pytest.raises(TypeError, match="the tensors of a collective have one dtype, got Int and Float"):
+            dist.all_gather_into_tensor(torch.cat(integers), x)
+        group = dist.distributed_c10d._get_default_group()
+        with pytest.raises(TypeError, match="the tensors of a collective have one dtype, got Int and Float"):
+            group.alltoall(integers, [x] * SIZE)
+        with pytest.raises(TypeError, match="the tensors of a collective have one dtype, got Int and Float"):
+            group.allgather_coalesced([[each] for each in integers], [x])
         with pytest.raises(ValueError, match=f"expected a tensor for each of {SIZE} ranks, got 1"):
             dist.all_gather([torch.empty_like(x)], x)
         with pytest.raises(ValueError, match="expected sizes that add up to the first dimension, 6, got 5"):
             dist.all_to_all_single(torch.empty_like(x), x, [2] * SIZE, [5, *[0] * (SIZE - 1)])
+        with pytest.raises(ValueError, match=r"expected sizes of 0 or more, got \[-1, 7, 0\]"):
+            dist.all_to_all_single(torch.empty_like(x), x, [2] * SIZE, [-1, 7, 0])
         dist.all_reduce(x)
         assert x.tolist() == [float(SIZE)] * 6
 

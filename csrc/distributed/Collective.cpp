@@ -29,11 +29,6 @@ using collectives::Operation;
 using collectives::Output;
 using enum Step::Kind;
 
-void check_dtype(const at::Tensor& output, const at::Tensor& input) {
-  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "expected an output of ", input.scalar_type(), ", got ",
-                   output.scalar_type());
-}
-
 // Bool is a byte, and complex numbers are two real ones.
 ElementType element_type(c10::ScalarType dtype) {
   constexpr std::pair<c10::ScalarType, ElementType> kTypes[] = {
@@ -255,14 +250,10 @@ void Collective::check_one_for_each(const Tensors& tensors) const {
 void Collective::check_lists(const std::vector<Tensors>& lists, const Tensors& parts) const {
   TORCH_CHECK_VALUE(lists.size() == parts.size(), "expected a list for each of ", parts.size(), " tensors, got ",
                     lists.size());
-  for (size_t i = 0; i < lists.size(); ++i) {
-    check_one_for_each(lists[i]);
-    for (const at::Tensor& tensor : lists[i]) check_dtype(tensor, parts[i]);
-  }
+  for (const Tensors& list : lists) check_one_for_each(list);
 }
 
 Parts Collective::equal_parts(const at::Tensor& whole, const at::Tensor& part) const {
-  check_dtype(whole, part);
   TORCH_CHECK_VALUE(whole.numel() == part.numel() * size_, "expected ", size_, " times the ", part.numel(),
                     " elements of one rank, got ", whole.numel());
   return Parts(size_, part.numel());
@@ -277,6 +268,8 @@ Parts Collective::rows(const at::Tensor& tensor, const std::vector<int64_t>& siz
   }
   TORCH_CHECK_VALUE(static_cast<int>(sizes.size()) == size_, "expected a size for each of ", size_, " ranks, got ",
                     sizes.size());
+  TORCH_CHECK_VALUE(*std::min_element(sizes.begin(), sizes.end()) >= 0, "expected sizes of 0 or more, got ",
+                    c10::IntArrayRef(sizes));
   const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   TORCH_CHECK_VALUE(sum == num_rows, "expected sizes that add up to the first dimension, ", num_rows, ", got ", sum);
   Parts parts;
@@ -302,24 +295,25 @@ void Collective::add(Step::Kind kind, const char* name, int64_t root, const Tens
                      Parts output_parts, Parts input_parts) {
   const bool reduces = kind <= kReduceScatter;
   const bool only_reads = kind == kBroadcast && root == rank_;
+  const c10::ScalarType dtype =
+      reduces ? reduction_->dtype() : (outputs.empty() ? inputs.at(0) : outputs[0]).scalar_type();
+  for (const Tensors& tensors : {outputs, inputs}) {
+    for (const at::Tensor& tensor : tensors) {
+      TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, "the tensors of a collective have one dtype, got ", dtype,
+                       " and ", tensor.scalar_type());
+    }
+  }
   Step& step = steps.emplace_back();
   step.kind = kind;
   step.name = name;
-  step.dtype = c10::toString((outputs.empty() ? inputs.at(0) : outputs[0]).scalar_type());
+  step.dtype = c10::toString(dtype);
   step.root = static_cast<int>(root);
   step.outputs = used(outputs, !only_reads, reduces && inputs.empty());
   step.inputs = used(inputs, /*is_written=*/false, reduces);
   step.output_parts = std::move(output_parts);
   step.input_parts = std::move(input_parts);
   results.insert(results.end(), outputs.begin(), outputs.end());
-  if (!reduces) return;
-  step.reduction = reduction_;
-  for (const Tensors& tensors : {outputs, inputs}) {
-    for (const at::Tensor& tensor : tensors) {
-      TORCH_CHECK_TYPE(tensor.scalar_type() == reduction_->dtype(), "the tensors of a reduction have one dtype, got ",
-                       reduction_->dtype(), " and ", tensor.scalar_type());
-    }
-  }
+  if (reduces) step.reduction = reduction_;
 }
 
 void Collective::broadcast(const at::Tensor& tensor, int64_t root) {
@@ -376,7 +370,6 @@ void Collective::all_to_all(const Tensors& outputs, const Tensors& inputs) {
 
 void Collective::all_to_all(const at::Tensor& output, const std::vector<int64_t>& output_sizes, const at::Tensor& input,
                             const std::vector<int64_t>& input_sizes) {
-  check_dtype(output, input);
   add(kExchange, "all_to_all_single", -1, {output}, {input}, rows(output, output_sizes), rows(input, input_sizes));
 }
 
