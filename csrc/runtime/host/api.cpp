@@ -10,7 +10,6 @@
 #include "graph.h"
 #include "kernel.h"
 #include "memory.h"
-#include "sized.h"
 #include "work.h"
 
 namespace torch_mtia::runtime::host {
@@ -30,10 +29,21 @@ mtia_status serve(Body&& body) noexcept {
   });
 }
 
+// What has to be released later is made after the check of where it goes. `*require(to, name) = make()` makes it
+// before.
 template <typename Pointer>
 Pointer* require(Pointer* argument, const char* name) {
   if (argument == nullptr) throw Failure(MTIA_ERROR_INVALID_VALUE, std::string(name) + " is null");
   return argument;
+}
+
+// Of a device's memory. Checks the device.
+template <typename Body>
+mtia_status serve_memory(int32_t device, Body&& body) noexcept {
+  return serve([&](Driver& driver) {
+    driver.device(device);
+    body(driver.memory());
+  });
 }
 
 Stream& checked(mtia_stream handle) {
@@ -86,52 +96,39 @@ mtia_status device_synchronize(int32_t device) {
 // Memory --------------------------------------------------------------------------------------------------------------
 
 mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* address) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    *require(address, "address") = driver.memory().allocate(device, size);
+  return serve_memory(device, [&](Memory& memory) {
+    require(address, "address");
+    *address = memory.allocate(device, size);
   });
 }
 
 mtia_status memory_free(int32_t device, mtia_device_ptr address) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    driver.memory().free(device, address);
-  });
+  return serve_memory(device, [&](Memory& memory) { memory.free(device, address); });
 }
 
 mtia_status memory_info(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    driver.memory().info(device, require(free_bytes, "free_bytes"), require(total_bytes, "total_bytes"));
+  return serve_memory(device, [&](Memory& memory) {
+    memory.info(device, require(free_bytes, "free_bytes"), require(total_bytes, "total_bytes"));
   });
 }
 
 mtia_status memory_reserve(int32_t device, uint64_t size, mtia_device_ptr* address) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    *require(address, "address") = driver.memory().reserve(device, size);
+  return serve_memory(device, [&](Memory& memory) {
+    require(address, "address");
+    *address = memory.reserve(device, size);
   });
 }
 
 mtia_status memory_release(int32_t device, mtia_device_ptr address) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    driver.memory().release(device, address);
-  });
+  return serve_memory(device, [&](Memory& memory) { memory.release(device, address); });
 }
 
 mtia_status memory_map(int32_t device, mtia_device_ptr address, uint64_t size) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    driver.memory().map(device, address, size);
-  });
+  return serve_memory(device, [&](Memory& memory) { memory.map(device, address, size); });
 }
 
 mtia_status memory_unmap(int32_t device, mtia_device_ptr address, uint64_t size) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    driver.memory().unmap(device, address, size);
-  });
+  return serve_memory(device, [&](Memory& memory) { memory.unmap(device, address, size); });
 }
 
 mtia_status memory_device(const void* address, int32_t* device) {
@@ -170,7 +167,9 @@ mtia_status stream_priority_range(int32_t* lowest, int32_t* highest) {
 
 mtia_status stream_create(int32_t device, int32_t priority, void* tag, mtia_stream* stream) {
   return serve([&](Driver& driver) {
-    *require(stream, "stream") = handle_of(driver.device(device).create_stream(priority, tag));
+    Device& on = driver.device(device);
+    require(stream, "stream");
+    *stream = handle_of(on.create_stream(priority, tag));
   });
 }
 
@@ -207,8 +206,10 @@ mtia_status stream_launch(mtia_stream stream, const mtia_work* work) {
 // Events --------------------------------------------------------------------------------------------------------------
 
 mtia_status event_create(int32_t enable_timing, mtia_event* event) {
-  return serve(
-      [&](Driver&) { *require(event, "event") = handle_of(std::make_unique<Event>(enable_timing != 0).release()); });
+  return serve([&](Driver&) {
+    require(event, "event");
+    *event = handle_of(std::make_unique<Event>(enable_timing != 0).release());
+  });
 }
 
 mtia_status event_destroy(mtia_event event) {
@@ -247,9 +248,10 @@ mtia_status stream_begin_capture(mtia_stream stream) {
 
 mtia_status stream_end_capture(mtia_stream stream, mtia_graph* graph) {
   return serve([&](Driver&) {
+    require(graph, "graph");
     auto handle = std::make_unique<GraphHandle>();
     handle->graph = Capture::end(checked(stream));
-    *require(graph, "graph") = handle_of(handle.release());
+    *graph = handle_of(handle.release());
   });
 }
 
@@ -324,10 +326,7 @@ mtia_status set_tracer(const mtia_tracer* tracer) {
 }
 
 mtia_status memory_map_shared(int32_t device, mtia_device_ptr address, uint64_t size, int32_t file) {
-  return serve([&](Driver& driver) {
-    driver.device(device);
-    driver.memory().map_shared(device, address, size, file);
-  });
+  return serve_memory(device, [&](Memory& memory) { memory.map_shared(device, address, size, file); });
 }
 
 // Kernels -------------------------------------------------------------------------------------------------------------

@@ -327,6 +327,12 @@ def test_no_bytes_are_refused(api: Driver) -> None:
     assert api.message()
 
 
+def test_memory_without_a_place_for_its_address_is_not_taken(api: Driver) -> None:
+    before = free_memory(api, 0)
+    assert api.call("memory_allocate", 0, MIB, None) == "MTIA_ERROR_INVALID_VALUE"
+    assert free_memory(api, 0) == before
+
+
 def test_memory_that_was_not_allocated_is_not_freed(api: Driver, memory: int) -> None:
     assert api.call("memory_free", 0, NOWHERE) == "MTIA_ERROR_INVALID_VALUE"
     assert api.call("memory_free", 0, memory + 512) == "MTIA_ERROR_INVALID_VALUE"

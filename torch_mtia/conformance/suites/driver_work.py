@@ -429,6 +429,18 @@ def test_captures_have_different_numbers(api: Driver, stream: Any) -> None:
 
 
 @pytest.mark.usefixtures("graphs")
+def test_a_capture_without_a_place_for_its_graph_goes_on(api: Driver, stream: Any) -> None:
+    def submit() -> None:
+        launch(api, stream, lambda: None, flags=CAPTURABLE)
+        assert api.call("stream_end_capture", stream, None) == "MTIA_ERROR_INVALID_VALUE"
+        launch(api, stream, lambda: None, flags=CAPTURABLE)
+
+    graph = capture_of(api, stream, submit)
+    assert api.get("graph_num_nodes", c_uint32, graph) == 2
+    api("graph_destroy", graph)
+
+
+@pytest.mark.usefixtures("graphs")
 def test_streams_join_by_events_and_nodes_know_what_they_depend_on(api: Driver, stream: Any, event: Any) -> None:
     with new_stream(api, tag=7) as second:
 
