@@ -230,6 +230,11 @@ def test_errors(body: str, args: list[Any], error: type[Exception], message: str
         call(args)
 
 
+def test_an_operation_without_its_fields_is_refused() -> None:
+    with pytest.raises(IndexError, match="an operation lacks its field 1"):
+        _C.PreparedCall(1, 1, (("free",),), ())
+
+
 def test_a_device_that_there_is_none_of_is_refused_as_in_python(tmp_path: Path) -> None:
     errors = []
     plain = written(tmp_path, "raw_stream99 = get_raw_stream(99)\nreturn (raw_stream99, )")

@@ -499,6 +499,26 @@ def test_transforms_along_dimensions_that_are_not_there_raise(device: torch.devi
             transform()
 
 
+def test_transforms_along_one_dimension_twice_raise(device: torch.device) -> None:
+    """The CPU's kernels do not look at them, and write past the end of a list of as many dimensions as there are."""
+    real, numbers = torch.rand(4, 4, device=device), torch.rand(4, 4, dtype=torch.complex64, device=device)
+    dims = [0, 0, 1, 1, 0, 0, 0, 0]
+    transforms: tuple[Callable[[], object], ...] = (
+        lambda: torch.ops.aten._fft_r2c(real, dims, 0, True),
+        lambda: torch.ops.aten._fft_c2r(numbers, dims, 0, 6),
+        lambda: torch.ops.aten._fft_c2c(numbers, dims, 0, True),
+    )
+    for transform in transforms:
+        with pytest.raises(RuntimeError, match="FFT dims must be unique"):
+            transform()
+
+
+def test_the_kth_of_no_values_raises_what_it_raises_on_the_cpu(device: torch.device) -> None:
+    for each in (device, torch.device("cpu")):
+        with pytest.raises(IndexError, match="Expected reduction dim 1 to have non-zero size"):
+            torch.ones(2, 0, device=each).kthvalue(1)
+
+
 def test_gradients_of_distances_between_rows_of_two_lengths_raise(device: torch.device) -> None:
     x, y, distances = (torch.rand(3, columns, device=device) for columns in (5, 4, 3))
     with pytest.raises(RuntimeError, match="same number of columns"):

@@ -422,6 +422,7 @@ TwoShapes var_mean_shape(const at::Tensor& self, at::OptionalIntArrayRef dim,
 
 TwoKnownShapes kthvalue_shape(const at::Tensor& self, int64_t k, int64_t dim, bool keepdim) {
   dim = at::maybe_wrap_dim(dim, self.dim(), /*wrap_scalar=*/true);
+  if (self.numel() == 0) at::native::zero_numel_check_dims(self, dim, "kthvalue()");
   const int64_t size = self.dim() > 0 ? self.size(dim) : 1;
   TORCH_CHECK(k >= 1 && k <= size, "kthvalue(): selected number k out of range for dimension ", dim);
   return values_and_indices(self, dim, keepdim);

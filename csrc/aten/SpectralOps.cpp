@@ -33,12 +33,13 @@ c10::DimVector sorted_by_stride(at::IntArrayRef strides, at::IntArrayRef dims, s
   return sorted;
 }
 
-// Direct calls may have any; torch.fft passes those that there are. The CPU's kernels do not look either, and touch
-// other memory.
+// Direct calls may have any; torch.fft passes those that there are, each once. The CPU's kernels do not look either,
+// and touch other memory.
 void check_dims(const at::Tensor& self, at::IntArrayRef dims) {
   for (const int64_t dim : dims) {
     TORCH_CHECK_INDEX(dim >= 0 && dim < self.dim(), "Dimension out of range (expected to be in range of [0, ",
                       self.dim() - 1, "], but got ", dim, ")");
+    TORCH_CHECK(std::count(dims.begin(), dims.end(), dim) == 1, "FFT dims must be unique, but got ", dims);
   }
 }
 

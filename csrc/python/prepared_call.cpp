@@ -377,7 +377,10 @@ class Reader {
   }
 
  private:
-  py::handle next() { return PyTuple_GET_ITEM(fields_.ptr(), place_++); }
+  py::handle next() {
+    TORCH_CHECK_INDEX(place_ < PyTuple_GET_SIZE(fields_.ptr()), "an operation lacks its field ", place_);
+    return PyTuple_GET_ITEM(fields_.ptr(), place_++);
+  }
   int checked_index(int index) const {
     TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < registers_, "there is no register ", index);
     return index;
