@@ -391,8 +391,10 @@ mtia_status stream_launch(mtia_stream handle, const mtia_work* given) {
 // Events --------------------------------------------------------------------------------------------------------------
 
 mtia_status event_create(int32_t enable_timing, mtia_event* event) {
-  return serve(
-      [&](Driver&) { *require(event, "event") = reinterpret_cast<mtia_event>(new Event(enable_timing != 0)); });
+  return serve([&](Driver&) {
+    require(event, "event");
+    *event = reinterpret_cast<mtia_event>(new Event(enable_timing != 0));
+  });
 }
 
 mtia_status event_destroy(mtia_event event) {
