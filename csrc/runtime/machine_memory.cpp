@@ -118,7 +118,7 @@ MachineMemory::MachineMemory(std::string root) : root_(std::move(root)) {
     if (!mount || !path) continue;
     // In a container, a part of the hierarchy may be all that is mounted.
     const std::string above = mount->group == "/" ? "" : mount->group;
-    *path = path->starts_with(above) ? path->substr(above.size()) : "";
+    *path = (*path + "/").starts_with(above + "/") ? path->substr(above.size()) : "";
     if (path->find("..") != std::string::npos) path->clear();  // a group outside of what is mounted
     while (true) {
       while (path->ends_with('/')) path->pop_back();

@@ -123,6 +123,13 @@ TEST(the_group_of_a_container_is_where_its_part_is_mounted) {
   }
 }
 
+TEST(a_group_beside_the_mounted_one_whose_name_begins_like_it_is_outside) {
+  const System system(64 * kGiB, 50 * kGiB);
+  system.put_in_version_2("/pods/job-2", "/pods/job");
+  system.set_version_2("", std::to_string(4 * kGiB), 1 * kGiB);
+  CHECK_EQ(system.figures().total, 4 * kGiB);
+}
+
 TEST(version_1_has_other_names_and_a_huge_number_for_no_limit) {
   const System system(16 * kGiB, 12 * kGiB);
   system.put_in_groups(kVersion1Groups, kVersion1Mounts);
