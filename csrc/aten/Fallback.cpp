@@ -53,7 +53,6 @@
 #include "Operator.h"
 
 namespace torch_mtia {
-
 namespace {
 
 struct State {
