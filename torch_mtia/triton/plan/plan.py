@@ -1,8 +1,8 @@
 """What is decided about a kernel before any code is written: which loops, along which dimensions, what is kept where.
 
 A plan is a list of steps in program order; those of control flow have lists of their own. Nothing changes once it is
-made. Passes over it (unrolling.py, prefetch.py, streaming.py, instrumentation.py, cost.py) return a new one. text.py
-prints one, as `title` and `shown` say; emit/ writes the code for it.
+made. Passes over it (passes.py, instrumentation.py, cost.py) return a new one. text.py prints one, as `title` and
+`shown` say; emit/ writes the code for it.
 """
 
 from __future__ import annotations

@@ -10,17 +10,14 @@ from torch_mtia.triton.analyses.walk import reached
 from torch_mtia.triton.ir.module import Module, Region, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_scalar
 from torch_mtia.triton.plan import products, rearranging, reductions, stores  # noqa: F401  (register what they plan)
-from torch_mtia.triton.plan.buffers import access_buffers
 from torch_mtia.triton.plan.control import leave_with_scalars, plan_body
 from torch_mtia.triton.plan.cost import estimate
 from torch_mtia.triton.plan.instrumentation import instrument
 from torch_mtia.triton.plan.lifetimes import aligned, lifetimes, offsets
 from torch_mtia.triton.plan.nests import transformed
+from torch_mtia.triton.plan.passes import access_buffers, prefetch, stream, unroll
 from torch_mtia.triton.plan.plan import Plan
 from torch_mtia.triton.plan.planner import Planner
-from torch_mtia.triton.plan.prefetch import prefetch
-from torch_mtia.triton.plan.streaming import stream
-from torch_mtia.triton.plan.unrolling import unroll
 
 BAND = 8  # programs in x
 
