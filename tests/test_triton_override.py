@@ -16,6 +16,7 @@ from triton_language import plan_of
 from tools.triton_fuzz.generate import generate
 from tools.triton_fuzz.kernels import _load_kernel
 from torch_mtia.triton.compiler import MTIABackend, PlanStage
+from torch_mtia.triton.emit.program import emit_program
 from torch_mtia.triton.plan.override import PlanError, changed_plan
 from torch_mtia.triton.plan.text import plan_text
 
@@ -194,3 +195,21 @@ def test_checks_of_divisors_and_divisions_of_strips_are_in_the_plan_and_stay() -
             changed_plan(stage.plan, changed)
     with pytest.raises(PlanError, match="checked for 0"):
         changed_plan(stage.plan, stage.text.replace("checked for 0 and -1", "checked for 0"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "by"),
+    [
+        (r"(loads \S+: strided), prefetches 4 rows ahead", r"\1"),
+        (r"(loads \S+: strided), prefetches 4 rows ahead", r"\1, prefetches 8 rows ahead"),
+        (r"\n.*prefetches what follows.*", ""),
+        (r"(rows ahead): 16 of", r"\1: 2 of"),
+    ],
+)
+def test_what_a_product_fetches_can_be_changed(pattern: str, by: str) -> None:
+    stage = planned(matmul, torch.float32, torch.float32, torch.float32, 128, M=32, N=64, BLOCK=32, arch=ARCH)
+    text, count = re.subn(pattern, by, stage.text)
+    assert count
+    changed = changed_plan(stage.plan, text)
+    assert plan_text(changed) == text
+    assert emit_program(changed, ARCH, False).text != emit_program(stage.plan, ARCH, False).text
