@@ -12,11 +12,13 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 from torch_mtia import environment
 from torch_mtia._versions import SUPPORTED_TORCH
-from torch_mtia.sanitizer import pytest_plugin
+from torch_mtia.portability import pytest_plugin as portability_plugin
+from torch_mtia.sanitizer import pytest_plugin as sanitizer_plugin
 from torch_mtia.upstream_gates import GATES, GATES_OF_OTHER_NAMES, Gate, Reason
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,9 +89,9 @@ class _PytestOptions(argparse.ArgumentParser):
     addoption = argparse.ArgumentParser.add_argument
 
 
-def _pytest_parser() -> argparse.ArgumentParser:
-    made = _PytestOptions(f"pytest -p {pytest_plugin.__name__}", description=pytest_plugin.__doc__, add_help=False)
-    pytest_plugin.pytest_addoption(made)  # type: ignore[arg-type] # a parser with the one method that it calls
+def _pytest_parser(plugin: ModuleType) -> argparse.ArgumentParser:
+    made = _PytestOptions(f"pytest -p {plugin.__name__}", description=plugin.__doc__, add_help=False)
+    plugin.pytest_addoption(made)  # a parser with the one method that it calls
     return made
 
 
@@ -149,7 +151,7 @@ def _table_of_gates(heading: str, gates: Sequence[Gate]) -> Iterator[str]:
 
 def pages() -> dict[Path, str]:
     """Returns the text of each page that has generated lines."""
-    parsers = [*map(parser_of, commands()), _pytest_parser()]
+    parsers = [*map(parser_of, commands()), *map(_pytest_parser, (portability_plugin, sanitizer_plugin))]
     lines = [HEADING.rstrip("\n"), *(line for parser in parsers for line in _section(parser))]
     settings = re.sub(
         r"^\| variable \|.*?(?=\n\n)",

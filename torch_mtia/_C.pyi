@@ -28,10 +28,22 @@ class Kernel:
     def __new__(cls, name: str, image: bytes, device: int) -> Kernel: ...
     def unload(self) -> None: ...
 
-def _make_launcher(arguments: Iterable[object], /) -> Callable[..., None]:
+def _make_launcher(arguments: Iterable[object], source: object = None) -> Callable[..., None]:
     """What packs the arguments of a kernel and launches it. Triton calls it: see torch_mtia.triton.launch. By position:
     three sizes of the grid, the handle of a stream, a Kernel, packed metadata, launch metadata, an enter hook, an exit
     hook, and the arguments of the kernel."""
+
+def _observe_launches(observer: Callable[..., bool] | None, /) -> None:
+    """`observer(source, x, y, z, stream, kernel, *arguments)` is called before each launch of a launcher that has a
+    source, in place of the one before. If it returns True, it has launched the kernel itself. None: no observer."""
+
+def _count_launch(
+    launcher: Callable[..., None], /, *arguments: object
+) -> tuple[int, list[tuple[str, int, str, int, int, int]], int, int, dict[int, int]]:
+    """Launches a kernel that was compiled to be watched, waits for it, and returns the number of programs, a tuple for
+    each access in the source (file, line, argument, kind, size and number of elements), the bytes read and those
+    written, each counted once, and how often each block was entered. By position: three sizes of the grid, the handle
+    of a stream, a Kernel, and the arguments of the kernel."""
 
 def _is_launcher(function: object, /) -> bool: ...
 

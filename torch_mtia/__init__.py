@@ -194,6 +194,10 @@ def _load_backend() -> None:
         from torch_mtia.sanitizer import process
 
         process.watch(settings)
+    if settings.targets:
+        from torch_mtia.portability import process_report
+
+        process_report.start(settings.targets)
     if settings.privateuse1:
         from torch_mtia import privateuse1
 

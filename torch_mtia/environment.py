@@ -69,6 +69,7 @@ class Settings(NamedTuple):
         sanitize: the sanitizer's checks.
         sanitize_json: a file, or "".
         sanitize_suppressions: a file, or "".
+        targets: GPUs that kernels are compiled for.
         runtime: the driver's library.
         log: what is logged, such as "launch".
         privateuse1: the device type; "" for mtia.
@@ -87,6 +88,7 @@ class Settings(NamedTuple):
     sanitize: frozenset[str]
     sanitize_json: str
     sanitize_suppressions: str
+    targets: tuple[str, ...]
     runtime: Path
     log: frozenset[str]
     privateuse1: str
@@ -183,6 +185,14 @@ def _parse_sanitize(text: str) -> frozenset[str]:
     return checks
 
 
+def _parse_targets(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    from torch_mtia.portability.target import parse_all
+
+    return tuple(map(str, parse_all(text.split(","))))
+
+
 def _parse_system_root(text: str) -> str:
     if text and not Path(text).is_dir():
         raise ValueError("no such folder")
@@ -268,6 +278,14 @@ SANITIZE_SUPPRESSIONS = Variable(
     "a file, or empty",
     "File of the reports to suppress, with reasons ([sanitizer](sanitizer.md#suppressions)).",
 )
+TARGETS = Variable(
+    "TORCH_MTIA_TARGETS",
+    "",
+    _parse_targets,
+    "a comma-separated list of GPUs as Triton names them, such as `cuda:90,hip:gfx942`; or empty",
+    "GPUs for which the Triton kernels of the process are compiled at its end, by Triton's own back ends. What they "
+    "are there is printed on stderr ([portability](portability.md)).",
+)
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
     "host",
@@ -350,7 +368,13 @@ SYSTEM_ROOT = Variable(
     "([memory](memory.md)), and for device files of GPUs. For testing.",
 )
 VARIABLES: tuple[
-    Variable[int] | Variable[int | None] | Variable[bool] | Variable[str] | Variable[Path] | Variable[frozenset[str]],
+    Variable[int]
+    | Variable[int | None]
+    | Variable[bool]
+    | Variable[str]
+    | Variable[Path]
+    | Variable[frozenset[str]]
+    | Variable[tuple[str, ...]],
     ...,
 ] = (
     DEVICES,
@@ -361,6 +385,7 @@ VARIABLES: tuple[
     SANITIZE,
     SANITIZE_JSON,
     SANITIZE_SUPPRESSIONS,
+    TARGETS,
     RUNTIME,
     LOG,
     PRIVATEUSE1,

@@ -44,10 +44,11 @@ MTIAKernel::MTIAKernel(c10::DeviceIndex device, std::string name, std::string_vi
     : device_(device), name_(std::move(name)), kernel_(device_of_kernels(device), name_, image) {}
 
 void MTIAKernel::launch(const MTIAStream& stream, const std::array<int32_t, 3>& grid, const void* packed_arguments,
-                        uint32_t packed_arguments_size) const {
+                        uint32_t packed_arguments_size, const mtia_kernel_watch* watch) const {
   mtia_kernel_launch launch{};
   launch.struct_size = sizeof(launch);
-  launch.num_threads = at::get_num_threads();
+  launch.num_threads = watch == nullptr ? at::get_num_threads() : 1;
+  launch.watch = watch;
   launch.function = kernel_.function();
   std::copy(grid.begin(), grid.end(), launch.grid);
   launch.packed_arguments_size = packed_arguments_size;

@@ -24,9 +24,10 @@ class MTIAKernel {
   c10::DeviceIndex device() const { return device_; }
 
   // Asynchronous. `packed_arguments` is the block that the image describes; it is read before the return. The stream
-  // must be of the kernel's device. With launch blocking, raises what the kernel reports.
+  // must be of the kernel's device. With launch blocking, raises what the kernel reports. A watch lives until the
+  // launch has run; its programs run on one thread.
   void launch(const MTIAStream& stream, const std::array<int32_t, 3>& grid, const void* packed_arguments,
-              uint32_t packed_arguments_size) const;
+              uint32_t packed_arguments_size, const mtia_kernel_watch* watch = nullptr) const;
 
   // From now on launches tell kernels which memory is live. Kernels that were compiled to check their accesses do.
   static void set_check_bounds(bool check) { check_bounds_ = check; }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "../core/Waits.h"
+#include "../device/LaunchCounter.h"
 #include "../device/MTIAFunctions.h"
 #include "bindings.h"
 
@@ -41,6 +42,12 @@ void PreparedLaunch::launch(const MTIAStream& stream, const ArgumentValue* value
 void PreparedLaunch::launch_with(const MTIAStream& stream, const Block& block) const {
   const core::WithoutGil without_gil;
   kernel_->launch(stream, grid_, block.data(), layout_->size());
+}
+
+void PreparedLaunch::launch_watched(const MTIAStream& stream, const mtia_kernel_watch& watch) const {
+  const core::WithoutGil without_gil;
+  kernel_->launch(stream, grid_, block_.data(), layout_->size(), &watch);
+  stream.synchronize();
 }
 
 bool PreparedLaunch::try_launch(const MTIAStream& stream, const ArgumentValue* values,
@@ -134,6 +141,15 @@ MTIAStream read_stream(PyObject* value, c10::DeviceIndex device) {
 
 // Triton's launcher ---------------------------------------------------------------------------------------------------
 
+struct TritonLauncher {
+  ArgumentLayout layout;
+  py::object source;  // what Triton compiled, for the observer; None: launches are not observed
+};
+
+// Called before launches: observer(source, grid_x, grid_y, grid_z, stream, function, *arguments). If the result is
+// true, it has launched the kernel itself. Null: there is none. The GIL guards it.
+PyObject* launch_observer = nullptr;
+
 // The arguments before those of the kernel.
 enum LaunchArgument : Py_ssize_t {
   kGrid,
@@ -145,6 +161,17 @@ enum LaunchArgument : Py_ssize_t {
   kExitHook,
   kFirstKernelArgument
 };
+
+// `args` are those of triton_launch.
+bool is_launched_by_observer(const TritonLauncher& launcher, PyObject* const* args, Py_ssize_t count) {
+  if (launcher.source.is_none()) return false;
+  const auto observer = py::reinterpret_borrow<py::object>(launch_observer);  // it may end its own observation
+  c10::SmallVector<PyObject*, 64> passed{launcher.source.ptr()};
+  passed.append(args, args + kPackedMetadata);
+  passed.append(args + kFirstKernelArgument, args + count);
+  const py::object result = owned(PyObject_Vectorcall(observer.ptr(), passed.data(), passed.size(), nullptr));
+  return PyObject_IsTrue(result.ptr()) == 1;
+}
 
 PyObject* triton_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
@@ -159,13 +186,43 @@ PyObject* triton_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t cou
   const MTIAStream stream = read_stream(args[kStream], kernel->device());
   c10::SmallVector<ArgumentValue, 64> values;
   for (Py_ssize_t i = kFirstKernelArgument; i < count; ++i) values.push_back({args[i]});
-  PreparedLaunch(bound_to<ArgumentLayout>(capsule), kernel, grid, values.data(), values.size()).launch(stream);
+  const auto& launcher = bound_to<TritonLauncher>(capsule);
+  if (launch_observer == nullptr || !is_launched_by_observer(launcher, args, count)) [[likely]]
+    PreparedLaunch(launcher.layout, kernel, grid, values.data(), values.size()).launch(stream);
   call_hook(args[kExitHook]);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 PyMethodDef triton_launch_method{"launcher", reinterpret_cast<PyCFunction>(&triton_launch), METH_FASTCALL, nullptr};
+
+void observe_launches(py::object observer) {
+  PyObject* const before = std::exchange(launch_observer, observer.is_none() ? nullptr : observer.release().ptr());
+  Py_XDECREF(before);
+}
+
+// Launches a kernel that was compiled to be watched, and waits for it. Returns the number of programs; for each access
+// in the source, its file, line, argument, kind, size of an element and number of elements; the bytes that are read and
+// written, each counted once; and how often each block was entered.
+py::tuple count_launch(const py::object& launcher, const py::args& values) {
+  TORCH_CHECK_TYPE(is_builtin(launcher.ptr(), triton_launch_method), "expected what _make_launcher() returns");
+  PyObject* const* args = PySequence_Fast_ITEMS(values.ptr());
+  const auto& kernel = LoadedKernel::of(args[kFunction]).get();
+  const MTIAStream stream = read_stream(args[kStream], kernel->device());
+  c10::SmallVector<ArgumentValue, 64> packed;
+  for (size_t i = kFunction + 1; i < values.size(); ++i) packed.push_back({args[i]});
+  LaunchCounter counter;
+  PreparedLaunch(bound_to<TritonLauncher>(PyCFunction_GET_SELF(launcher.ptr())).layout, kernel, read_grid(args),
+                 packed.data(), packed.size())
+      .launch_watched(stream, counter);
+  py::list sites;
+  for (const auto& [number, site] : counter.sites()) {
+    const mtia_site& source = *site.source;
+    sites.append(py::make_tuple(source.file, source.line, source.argument, source.kind, source.size, site.elements));
+  }
+  const auto [read, written] = counter.bytes();
+  return py::make_tuple(counter.programs(), sites, read, written, counter.blocks());
+}
 
 // Inductor's launcher -------------------------------------------------------------------------------------------------
 
@@ -288,7 +345,7 @@ py::object make_fast_launcher(py::object launcher, py::object compute_grid, py::
                               std::shared_ptr<LoadedKernel> function, py::object enter_hook, py::object exit_hook,
                               std::vector<Py_ssize_t> places, std::vector<Py_ssize_t> numbers, size_t count) {
   TORCH_CHECK_TYPE(is_builtin(triton_launcher.ptr(), triton_launch_method), "expected what _make_launcher() returns");
-  const auto& layout = bound_to<ArgumentLayout>(PyCFunction_GET_SELF(triton_launcher.ptr()));
+  const ArgumentLayout& layout = bound_to<TritonLauncher>(PyCFunction_GET_SELF(triton_launcher.ptr())).layout;
   const auto in_range = [&](Py_ssize_t place) { return place < static_cast<Py_ssize_t>(count); };
   const auto is_given = [&](size_t argument) { return places[argument] >= 0; };
   TORCH_CHECK_VALUE(places.size() == layout.num_arguments() && std::all_of(places.begin(), places.end(), in_range) &&
@@ -441,9 +498,15 @@ void bind_triton_launch(py::module_& module) {
         if (self.kernel == nullptr) return std::string("<kernel, unloaded>");
         return "<kernel " + self.kernel->name() + " on " + device_name(self.kernel->device()) + ">";
       });
-  module.def("_make_launcher", [](const py::iterable& arguments) {
-    return bound(triton_launch_method, std::make_unique<ArgumentLayout>(arguments));
-  });
+  module.def(
+      "_make_launcher",
+      [](const py::iterable& arguments, py::object source) {
+        return bound(triton_launch_method,
+                     std::make_unique<TritonLauncher>(TritonLauncher{ArgumentLayout(arguments), std::move(source)}));
+      },
+      py::arg("arguments"), py::arg("source") = py::none());
+  module.def("_observe_launches", &observe_launches);
+  module.def("_count_launch", &count_launch);
   module.def("_is_launcher", [](py::handle object) { return is_builtin(object.ptr(), triton_launch_method); });
   module.attr("_record_grid") = owned(PyCFunction_New(&record_grid_method, nullptr));
   module.def("_fast_launcher", &make_fast_launcher);

@@ -30,6 +30,9 @@ class PreparedLaunch {
   // stream is of another one.
   bool try_launch(const MTIAStream& stream, const ArgumentValue* values, const std::vector<Py_ssize_t>& places) const;
 
+  // Waits for it, and raises what the kernel reports.
+  void launch_watched(const MTIAStream& stream, const mtia_kernel_watch& watch) const;
+
   const std::shared_ptr<const MTIAKernel>& kernel() const { return kernel_; }
 
  private:

@@ -6,7 +6,13 @@ Nothing here is imported by `import torch`. See docs/triton.md.
 
 from __future__ import annotations
 
-__all__ = ["activate"]
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_mtia.portability.report import Report
+
+__all__ = ["activate", "targets"]
 
 
 def activate() -> None:
@@ -19,3 +25,20 @@ def activate() -> None:
     from torch_mtia.triton.driver import MTIADriver
 
     driver.set_active(MTIADriver())
+
+
+def targets(*names: str, timeout: float = 300) -> AbstractContextManager[Report]:
+    """Returns a context whose report has the kernels that are launched on mtia in it, compiled for GPUs.
+
+    The block runs as it would without. Kernels are compiled when the report is first read, or when the block ends.
+
+    Args:
+        names: of GPUs, as in Triton: "cuda:90", "hip:gfx942".
+        timeout: seconds that the compiler of one kernel for one target may take.
+
+    Raises:
+        ValueError: a name is not that of a target, or there is none.
+    """
+    from torch_mtia.portability.report import targets
+
+    return targets(*names, timeout=timeout)

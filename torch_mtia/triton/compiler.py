@@ -48,6 +48,7 @@ class MTIAOptions:
 
     arch: str = "x86-64"
     backend_name: str = "mtia"
+    given: tuple[str, ...] = ()  # names of the options that a launch gave: for all others, targets have own defaults
     follow_numbers: bool = False  # with `instrument`: so that what makes NaN or infinity is traced
     instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
     instrumented_program: str = ""  # code names the files of its source, which a copy of a program has elsewhere
@@ -75,9 +76,14 @@ class MTIAOptions:
     fpsan_homomorphic_casts: bool = False
     clc: bool = False
     sched4reg: bool = False
+    ptx_version: int | None = None
+    ptx_options: str | None = None
+    enable_reflect_ftz: bool = True
     waves_per_eu: int = 0
     matrix_instr_nonkdim: int = 0
     kpack: int = 1
+    allow_flush_denorm: bool = False
+    schedule_hint: str = "none"
 
     def hash(self) -> str:
         text = "_".join(f"{name}-{value}" for name, value in sorted(dataclasses.asdict(self).items()))
@@ -159,6 +165,7 @@ class MTIABackend(BaseBackend):
 
     def parse_options(self, opts: dict[str, Any]) -> MTIAOptions:
         arguments = {name: value for name, value in opts.items() if name in OPTION_NAMES and value is not None}
+        arguments.setdefault("given", tuple(sorted(arguments)))
         # Inductor's targets may have a capability, a pair of numbers, in the place of an architecture.
         arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))

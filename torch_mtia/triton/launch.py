@@ -21,10 +21,21 @@ Entry: TypeAlias = "tuple[str, str] | tuple[str, list[Entry]] | tuple[str, list[
 _DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>[^\[>]*)\[(?P<shape>[^\]]*)\]")
 
 
-def make_launcher(source: Any, _metadata: object = None) -> Callable[..., None]:
+class Compiled:
+    """What Triton compiled, as observers of launches get it."""
+
+    __slots__ = ("metadata", "source")
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self.source = source
+        self.metadata = metadata
+
+
+def make_launcher(source: Any, metadata: Any = None) -> Callable[..., None]:
     """What Triton calls `launcher_cls`, with an ASTSource or an IRSource."""
     signature: Mapping[Any, Any] = source.signature
-    return _C._make_launcher([entry(str(name), kind) for name, kind in signature.items()])
+    entries = [entry(str(name), kind) for name, kind in signature.items()]
+    return _C._make_launcher(entries, Compiled(source, metadata))
 
 
 def entry(name: str, kind: Any) -> Entry:

@@ -1,0 +1,11 @@
+"""What kernels launched on mtia will be on GPUs: compiled by Triton's own back ends, which need no GPU.
+
+target.py, chips.py      the GPUs, and what one multiprocessor of them has
+launches.py              records which kernels are launched, in which specializations
+transfer.py, worker.py   a kernel as bytes, and the process that compiles it; workers.py starts the processes
+assembly.py              what the compiled code says; occupancy.py, what follows for a multiprocessor
+rows.py, report.py       the report; lines.py, page.py, its text and its page
+strict.py                what a check in CI refuses
+
+See docs/portability.md.
+"""

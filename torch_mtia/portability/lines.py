@@ -1,0 +1,54 @@
+"""A row of a report as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_mtia.portability.assembly import Access
+from torch_mtia.portability.rows import COMPILES, FAILS, Row
+
+
+def described(row: Row) -> Iterator[str]:
+    """Returns the lines, the first with the target."""
+    if row.status == FAILS:
+        where = f"{row.place[0]}:{row.place[1]}: " if row.place is not None else ""
+        yield f"{row.target}: {FAILS}: {where}{row.message}"
+        return
+    assert row.code is not None
+    code = row.code
+    yield f"{row.target}: {row.status}" + (f": {row.message}" if row.status != COMPILES else "")
+    yield f"  {resources(row)}"
+    if occupancy := resident(row):
+        yield f"  {occupancy}"
+    if row.has_dot or code.matrix:
+        yield f"  tensor cores: {', '.join(code.matrix) or 'none, and there is a tl.dot'}"
+    for access in code.accesses:
+        reason = row.reasons.get((access.file, access.line, access.kind))
+        yield f"  line {access.line}: {access.kind} of {widths(access)}" + (f": {reason}" if reason else "")
+
+
+def resources(row: Row) -> str:
+    """Returns registers, spills and shared memory."""
+    assert row.code is not None
+    code = row.code
+    stack = f", {code.stack} bytes of stack" if code.stack else ""
+    of = f" of {row.max_shared:,}" if row.max_shared is not None else ""
+    spilled = f"{code.spilled} bytes spilled" if code.spilled else "no spills"
+    return f"{code.registers} registers, {spilled}{stack}; {code.shared:,}{of} bytes of shared memory"
+
+
+def resident(row: Row) -> str:
+    """Returns the occupancy; "" if nothing is known of the chip."""
+    if row.occupancy is None or row.code is None:
+        return ""
+    found = row.occupancy
+    each = f"{found.programs} programs of {row.code.warps} warps"
+    return (
+        f"{each} resident per multiprocessor: {found.warps} of {found.max_warps} warps, "
+        f"limited by {' and '.join(found.limits)}"
+    )
+
+
+def widths(access: Access) -> str:
+    """Returns how many bits a thread accesses at once."""
+    return ", ".join(f"{bits} bits" if bits else "tiles (TMA)" for bits in sorted(access.widths, reverse=True))

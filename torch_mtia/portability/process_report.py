@@ -1,0 +1,27 @@
+"""The report of a whole process: what TORCH_MTIA_TARGETS does."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+
+from torch_mtia.portability.launches import Recording
+from torch_mtia.portability.target import parse_all
+
+
+def start(names: Sequence[str]) -> None:
+    """From now on; the report is printed on stderr when the process ends."""
+    recording, process = Recording(), os.getpid()
+    recording.start()
+    atexit.register(_finish, recording, names, process)
+
+
+def _finish(recording: Recording, names: Sequence[str], process: int) -> None:
+    recording.stop()
+    if os.getpid() != process or not (recording.specializations or recording.generated):
+        return  # a child of a fork, or a process that launched nothing
+    from torch_mtia.portability.report import Report
+
+    print(Report(recording, parse_all(names)), file=sys.stderr)

@@ -1,0 +1,158 @@
+"""The report of a recording: its rows as text, JSON and a page."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch_mtia.portability import page
+from torch_mtia.portability.chips import CHIPS
+from torch_mtia.portability.launches import Recording
+from torch_mtia.portability.lines import described
+from torch_mtia.portability.rows import Row, compile_rows
+from torch_mtia.portability.target import Target, parse_all
+from torch_mtia.portability.workers import TIMEOUT, Pool
+
+
+class Report:
+    """What the kernels of a recording are on the targets.
+
+    Attributes:
+        targets: their names.
+        timeout: seconds that the compiler of one kernel for one target may take.
+    """
+
+    def __init__(self, recording: Recording, targets: Sequence[Target], timeout: float = TIMEOUT) -> None:
+        self._recording = recording
+        self._targets = targets
+        self.targets = tuple(map(str, targets))
+        self.timeout = timeout
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """Returns a row for each specialization and target, in the order of first launches; compiles at the first use,
+        what was launched until then."""
+        with Pool(self.timeout) as pool:
+            return compile_rows(list(self._recording.specializations), self._targets, pool)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Returns what the report does not show, as lines of text."""
+        found = []
+        if number := self._recording.generated:
+            found.append(
+                f"left out: {_number(number, 'kernel')} of Inductor's or torch_mtia's, with block sizes for this device"
+            )
+        if names := self._recording.without_source:
+            found.append(f"left out: {', '.join(names)}, compiled from intermediate code")
+        unknown = [name for name in self.targets if name not in CHIPS]
+        if unknown:
+            found.append(f"the limits of {', '.join(unknown)} are not known here: kernels are compiled, no more")
+        return found
+
+    def __str__(self) -> str:
+        lines = [
+            f"torch_mtia: {_number(len(self._recording.specializations), 'specialization')} of kernels on "
+            f"{', '.join(self.targets)}"
+        ]
+        for group in self.kernels():
+            first = group[0]
+            lines += ["", f"{first.kernel} at {os.path.relpath(first.file)}:{first.line}"]
+            for row in group:
+                if row.target == self.targets[0]:
+                    lines.append(f"  {row.title or 'no constants'}")
+                lines += [f"    {line}" for line in described(row)]
+        return "\n".join([*lines, *([""] if self.remarks else []), *self.remarks])
+
+    def kernels(self) -> Iterator[list[Row]]:
+        """Returns the rows of each kernel. That of an autotuned one has those of all configurations that were tried."""
+        groups: dict[tuple[str, str, int], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.file, row.kernel, row.line), []).append(row)
+        return iter(groups.values())
+
+    def to_json(self) -> str:
+        """Returns the report as JSON."""
+        return json.dumps({"targets": self.targets, "rows": [_record(row) for row in self.rows],
+                           "remarks": self.remarks}, indent=1)  # fmt: skip
+
+    def to_html(self) -> str:
+        """Returns the report as a page that needs no other file."""
+        return page.html(self.targets, list(self.kernels()), self.remarks)
+
+    def write(self, json_file: Path | None, html_file: Path | None) -> None:
+        """Writes the files that are named."""
+        for file, text in ((json_file, self.to_json), (html_file, self.to_html)):
+            if file is not None:
+                file.write_text(text())
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _record(row: Row) -> dict[str, Any]:
+    code, resident = row.code, row.occupancy
+    source = row.specialization.source
+    return {
+        "kernel": row.kernel,
+        "file": row.file,
+        "line": row.line,
+        "signature": {name: str(kind) for name, kind in source.signature.items()},
+        "constants": {name: value if isinstance(value, (bool, int, float, str)) else str(value)
+                      for name, value in row.constants.items()},
+        "options": {name: str(value) for name, value in row.specialization.options.items()},
+        "target": row.target,
+        "key": row.key,
+        "status": row.status,
+        "message": row.message,
+        "place": row.place,
+        "registers": code and code.registers,
+        "spilled_bytes": code and code.spilled,
+        "stack_bytes": code and code.stack,
+        "shared_bytes": code and code.shared,
+        "max_shared_bytes": row.max_shared,
+        "warps": code and code.warps,
+        "programs_per_multiprocessor": resident and resident.programs,
+        "warps_per_multiprocessor": resident and resident.warps,
+        "max_warps_per_multiprocessor": resident and resident.max_warps,
+        "limited_by": list(resident.limits) if resident is not None else [],
+        "has_dot": row.has_dot,
+        "matrix_instructions": list(code.matrix) if code is not None else [],
+        "files": row.files,
+        "accesses": [
+            {"file": each.file, "line": each.line, "kind": each.kind, "bits": dict(each.widths),
+             "reason": row.reasons.get((each.file, each.line, each.kind), "")}
+            for each in (code.accesses if code is not None else ())
+        ],
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def targets(*names: str, timeout: float = TIMEOUT) -> Iterator[Report]:
+    """Returns a context whose report has the kernels that are launched on mtia in it, compiled for GPUs.
+
+    The block runs as it would without. Kernels are compiled when the report is first read, or when the block ends.
+
+    Args:
+        names: of GPUs, as in Triton: "cuda:90", "hip:gfx942".
+        timeout: seconds that the compiler of one kernel for one target may take.
+
+    Raises:
+        ValueError: a name is not that of a target, or there is none.
+    """
+    chosen = parse_all(names)
+    if not chosen:
+        raise ValueError("targets() takes at least one name, such as 'cuda:90'")
+    recording = Recording()
+    recording.start()
+    try:
+        yield (report := Report(recording, chosen, timeout))
+    finally:
+        recording.stop()
+    _ = report.rows
