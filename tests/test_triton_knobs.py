@@ -128,23 +128,21 @@ def test_a_hook_may_replace_stages() -> None:
     assert "; seen" not in compiled.asm["llir"]
 
 
-@pytest.mark.parametrize("mode", ["consan", "nonsense"])
-def test_an_instrumentation_that_is_not_there_is_warned_of_once(
-    run_script: RunScript, tmp_path: Path, mode: str
-) -> None:
-    (tmp_path / "launches.py").write_text("""
-import torch, triton, triton.language as tl
-@triton.jit
-def kernel(x):
-    tl.store(x, 1.0)
-x = torch.zeros(1, device="mtia")
-for _ in range(2):
-    triton.JITFunction(kernel.fn)[(1,)](x)
-print(x.item())
-""")
-    finished = run_script("import launches", TRITON_INSTRUMENTATION_MODE=mode)
-    assert finished.output() == "1.0\n"
-    assert finished.stderr.count(f"TRITON_INSTRUMENTATION_MODE={mode} has no effect") == 1
+@pytest.mark.parametrize(
+    ("mode", "instead"),
+    [
+        ("consan", "--checks kernels"),
+        ("gsan", "--checks kernels"),
+        ("iisan", "--checks memory"),
+        ("fpsan", "not available"),
+        ("consan,fpsan", "--checks kernels.*not available"),
+        ("nonsense", "nothing is known of 'nonsense'"),
+    ],
+)
+def test_an_instrumentation_that_is_not_there_is_an_error(mode: str, instead: str) -> None:
+    knobs.compilation.instrumentation_mode = mode
+    with pytest.raises(RuntimeError, match=f"TRITON_INSTRUMENTATION_MODE={mode} is for GPUs.*{instead}"):
+        launch()
 
 
 def test_an_address_sanitizer_that_is_not_there_is_an_error() -> None:

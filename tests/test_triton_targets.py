@@ -250,6 +250,55 @@ def test_a_target_that_triton_does_not_know_is_a_row(vectors: list[torch.Tensor]
     assert "the limits of cuda:11 are not known here" in str(report)
 
 
+# Why accesses are narrow ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def copies(x, y, z, n, m, step, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + i, mask=i < n)  # mask
+    b = tl.load(y + i + m)  # offset
+    c = tl.load(x + 3 * i)  # stride
+    d = tl.load(x + i * step)  # argument
+    tl.store(z + i, a + b + c + d)  # pointer
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Report:
+    x, y, z = (torch.zeros(8192).to("mtia") for _ in range(3))
+    with targets(CUDA, "cuda:80") as found:
+        copies[(1,)](x, y, z[1:], 1001, 5, 2, BLOCK=1024)
+        copies[(1,)](x, y, z, 1008, 16, 2, BLOCK=128)
+    return found
+
+
+@pytest.mark.parametrize("target", [CUDA, "cuda:80"])
+@pytest.mark.parametrize(
+    ("line", "reason", "contiguous"),
+    [
+        ("# mask", "128 bits if n (in the mask) were divisible by 16", 512),
+        ("# offset", "128 bits if m were divisible by 16", 512),
+        ("# stride", "neighbouring elements are 12 bytes apart", 0),
+        ("# argument", "no two elements are known to be neighbours in memory", None),
+        ("# pointer", "128 bits if z were divisible by 16", 512),
+    ],
+)
+def test_a_narrow_access_has_its_reason(
+    narrow: Report, target: str, line: str, reason: str, contiguous: int | None
+) -> None:
+    row = row_of(narrow, "copies", target, BLOCK=1024)
+    key = (str(FILE), line_of(line), "store" if line == "# pointer" else "load")
+    assert row.reasons[key] == reason
+    assert row.contiguous[key] == contiguous
+
+
+def test_an_access_of_a_few_elements_is_narrow_because_a_thread_has_no_more(narrow: Report) -> None:
+    row = row_of(narrow, "copies", CUDA, BLOCK=128)
+    key = (str(FILE), line_of("# mask"), "load")
+    assert row.reasons[key] == "a thread has 1 of the elements, of 4 bytes"
+    assert f"line {key[1]}: load of 32 bits, 128 bytes in a row by a warp: {row.reasons[key]}" in str(narrow)
+
+
 # Processes ------------------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,7 @@ class Settings(NamedTuple):
     Attributes:
         memory: bytes of one device; None for half of what there is.
         delay: a seed; 0 for no delays.
+        order: a seed; 0 for the order of programs' numbers.
         sanitize: the sanitizer's checks.
         sanitize_json: a file, or "".
         sanitize_suppressions: a file, or "".
@@ -84,6 +85,7 @@ class Settings(NamedTuple):
     memory: int | None  # None: see machine_memory.h
     launch_blocking: bool
     delay: int
+    order: int
     check_bounds: bool
     sanitize: frozenset[str]
     sanitize_json: str
@@ -246,6 +248,15 @@ DELAY = Variable(
     "Seed of random delays. A stream's work starts when its delay ends or something waits for it, so that a missing "
     "`wait_stream` or `record_stream` gives wrong data. For debugging.",
 )
+ORDER = Variable(
+    "TORCH_MTIA_ORDER",
+    "0",
+    _parse_seed,
+    "an integer; `0` for the usual order",
+    "Seed of the order in which the programs of a Triton kernel's launch start, so that a kernel that relies on "
+    "ascending programs gives wrong data. Kernels with `while`, in which one program may wait for another, keep "
+    "theirs. For debugging.",
+)
 CHECK_BOUNDS = Variable(
     "TORCH_MTIA_CHECK_BOUNDS",
     "0",
@@ -381,6 +392,7 @@ VARIABLES: tuple[
     MEMORY,
     LAUNCH_BLOCKING,
     DELAY,
+    ORDER,
     CHECK_BOUNDS,
     SANITIZE,
     SANITIZE_JSON,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_mtia import _C
 from torch_mtia.triton.launch import Compiled
+
+if TYPE_CHECKING:
+    from torch_mtia.portability.counting import Counts
 
 # Options that mean mtia, or that every launch gives.
 _OWN_OPTIONS = ("arch", "debug", "instrumentation_mode", "ir_override", "sanitize_overflow")
 _MAX_RANGE = (1 << 31) - 1  # bytes of a tensor of which AMD's backend makes buffer operations
 
-Counter: TypeAlias = "Callable[[Compiled, tuple[Any, ...]], object]"
+Counter: TypeAlias = "Callable[[Compiled, tuple[Any, ...]], Counts | None]"
 
 
 @dataclasses.dataclass(eq=False)
@@ -23,7 +26,7 @@ class Specialization:
     compiled: Compiled
     grid: tuple[int, int, int]  # of the first launch
     short: tuple[int, ...]  # positions of the tensors of less than 2 GiB
-    counts: Any = None  # of the first launch, if it was counted: counting.Counts, or why it was not
+    counts: Counts | None = None  # of the first launch, if it was counted
 
     @property
     def source(self) -> Any:
@@ -45,6 +48,7 @@ class Recording:
         self.specializations: list[Specialization] = []
         self.generated = 0  # specializations that Inductor, or this package, wrote for mtia
         self.without_source: list[str] = []  # names of kernels that were not compiled from Python
+        self.counts = count is not None
         self._count = count
         self._seen: set[Compiled] = set()
 

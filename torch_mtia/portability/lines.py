@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch_mtia.portability import bound
 from torch_mtia.portability.assembly import Access
 from torch_mtia.portability.rows import COMPILES, FAILS, Row
 
@@ -20,11 +21,16 @@ def described(row: Row) -> Iterator[str]:
     yield f"  {resources(row)}"
     if occupancy := resident(row):
         yield f"  {occupancy}"
+    if row.specialization.counts is not None:
+        for line in bound.described(row.specialization.counts, row.target):
+            yield f"  {line}"
     if row.has_dot or code.matrix:
         yield f"  tensor cores: {', '.join(code.matrix) or 'none, and there is a tl.dot'}"
     for access in code.accesses:
-        reason = row.reasons.get((access.file, access.line, access.kind))
-        yield f"  line {access.line}: {access.kind} of {widths(access)}" + (f": {reason}" if reason else "")
+        key = (access.file, access.line, access.kind)
+        reason, run = row.reasons.get(key), row.contiguous.get(key)
+        warp = "" if run is None else f", {run} bytes in a row by a warp" if run else ", no two in a row by a warp"
+        yield f"  line {access.line}: {access.kind} of {widths(access)}{warp}" + (f": {reason}" if reason else "")
 
 
 def resources(row: Row) -> str:

@@ -18,9 +18,10 @@ vertical-align: top; } tr.bad { background: #fdd; } ul { margin: 0; padding-left
 _COLUMNS = ("constants", "target", "result", "resources", "occupancy", "accesses")
 
 
-def html(targets: Sequence[str], kernels: Sequence[Sequence[Row]], remarks: Sequence[str]) -> str:
-    """Returns the text of the page."""
-    parts = [f"<h1>Kernels on {_text(', '.join(targets))}</h1>"]
+def html(targets: Sequence[str], kernels: Sequence[Sequence[Row]], remarks: Sequence[str], first: str) -> str:
+    """Returns the text of the page, which begins with `first`."""
+    parts = [f"<p><b>{_text(first)}</b></p>"] if first else []
+    parts += [f"<h1>Kernels on {_text(', '.join(targets))}</h1>"]
     parts += [_kernel(rows) for rows in kernels]
     if remarks:
         parts.append("<h2>Not shown</h2><ul>" + "".join(f"<li>{_text(each)}</li>" for each in remarks) + "</ul>")
@@ -42,7 +43,9 @@ def _row(row: Row) -> str:
     accesses = ""
     if row.status != FAILS:
         cells += [resources(row), resident(row)]
-        details = [line.strip() for line in list(described(row))[1:] if line.strip().startswith(("line ", "tensor "))]
+        details = [
+            line.strip() for line in list(described(row))[1:] if line.strip().startswith(("line ", "tensor ", "no "))
+        ]
         accesses = "<ul>" + "".join(f"<li>{_text(each)}</li>" for each in details) + "</ul>"
     cells += [""] * (5 - len(cells))
     bad = "" if row.status == COMPILES else ' class="bad"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -10,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_mtia.portability import page
+from torch_mtia.portability import bound, page
 from torch_mtia.portability.chips import CHIPS
+from torch_mtia.portability.counting import count
 from torch_mtia.portability.launches import Recording
 from torch_mtia.portability.lines import described
+from torch_mtia.portability.reasons import explain
 from torch_mtia.portability.rows import Row, compile_rows
 from torch_mtia.portability.target import Target, parse_all
 from torch_mtia.portability.workers import TIMEOUT, Pool
@@ -38,7 +41,13 @@ class Report:
         """Returns a row for each specialization and target, in the order of first launches; compiles at the first use,
         what was launched until then."""
         with Pool(self.timeout) as pool:
-            return compile_rows(list(self._recording.specializations), self._targets, pool)
+            rows = compile_rows(list(self._recording.specializations), self._targets, pool)
+            explain(rows, pool)
+            return rows
+
+    @property
+    def _counts(self) -> bool:
+        return any(each.counts is not None for each in self._recording.specializations)
 
     @property
     def remarks(self) -> list[str]:
@@ -50,13 +59,20 @@ class Report:
             )
         if names := self._recording.without_source:
             found.append(f"left out: {', '.join(names)}, compiled from intermediate code")
+        not_counted = sum(each.counts is None for each in self._recording.specializations)
+        if self._recording.counts and not_counted:
+            found.append(
+                f"not counted: {_number(not_counted, 'specialization')}, first launched under the sanitizer or in a "
+                "captured stream, or not compiled for it"
+            )
         unknown = [name for name in self.targets if name not in CHIPS]
         if unknown:
             found.append(f"the limits of {', '.join(unknown)} are not known here: kernels are compiled, no more")
         return found
 
     def __str__(self) -> str:
-        lines = [
+        lines = [bound.FIRST_LINE] if self._counts else []
+        lines += [
             f"torch_mtia: {_number(len(self._recording.specializations), 'specialization')} of kernels on "
             f"{', '.join(self.targets)}"
         ]
@@ -66,6 +82,8 @@ class Report:
             for row in group:
                 if row.target == self.targets[0]:
                     lines.append(f"  {row.title or 'no constants'}")
+                    if row.specialization.counts is not None:
+                        lines.append(f"    {bound.counted(row.specialization.counts)}")
                 lines += [f"    {line}" for line in described(row)]
         return "\n".join([*lines, *([""] if self.remarks else []), *self.remarks])
 
@@ -83,7 +101,8 @@ class Report:
 
     def to_html(self) -> str:
         """Returns the report as a page that needs no other file."""
-        return page.html(self.targets, list(self.kernels()), self.remarks)
+        first = bound.FIRST_LINE if self._counts else ""
+        return page.html(self.targets, list(self.kernels()), self.remarks, first)
 
     def write(self, json_file: Path | None, html_file: Path | None) -> None:
         """Writes the files that are named."""
@@ -98,7 +117,7 @@ def _number(count: int, what: str) -> str:
 
 def _record(row: Row) -> dict[str, Any]:
     code, resident = row.code, row.occupancy
-    source = row.specialization.source
+    source, counts = row.specialization.source, row.specialization.counts
     return {
         "kernel": row.kernel,
         "file": row.file,
@@ -122,11 +141,14 @@ def _record(row: Row) -> dict[str, Any]:
         "warps_per_multiprocessor": resident and resident.warps,
         "max_warps_per_multiprocessor": resident and resident.max_warps,
         "limited_by": list(resident.limits) if resident is not None else [],
+        "counts": counts and dataclasses.asdict(counts),
+        "bounds": [each._asdict() for each in bound.bounds(counts, row.target)] if counts else [],
         "has_dot": row.has_dot,
         "matrix_instructions": list(code.matrix) if code is not None else [],
         "files": row.files,
         "accesses": [
             {"file": each.file, "line": each.line, "kind": each.kind, "bits": dict(each.widths),
+             "contiguous_bytes": row.contiguous.get((each.file, each.line, each.kind)),
              "reason": row.reasons.get((each.file, each.line, each.kind), "")}
             for each in (code.accesses if code is not None else ())
         ],
@@ -134,13 +156,15 @@ def _record(row: Row) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def targets(*names: str, timeout: float = TIMEOUT) -> Iterator[Report]:
+def targets(*names: str, bound: bool = False, timeout: float = TIMEOUT) -> Iterator[Report]:
     """Returns a context whose report has the kernels that are launched on mtia in it, compiled for GPUs.
 
     The block runs as it would without. Kernels are compiled when the report is first read, or when the block ends.
 
     Args:
         names: of GPUs, as in Triton: "cuda:90", "hip:gfx942".
+        bound: whether the first launch of each specialization is counted, for the least time that it takes there. It is
+            slow, and its numbers may differ in the last bits.
         timeout: seconds that the compiler of one kernel for one target may take.
 
     Raises:
@@ -149,7 +173,7 @@ def targets(*names: str, timeout: float = TIMEOUT) -> Iterator[Report]:
     chosen = parse_all(names)
     if not chosen:
         raise ValueError("targets() takes at least one name, such as 'cuda:90'")
-    recording = Recording()
+    recording = Recording(count if bound else None)
     recording.start()
     try:
         yield (report := Report(recording, chosen, timeout))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,6 +36,8 @@ class Row:
     max_shared: int | None = None
     has_dot: bool = False
     files: dict[str, str] = dataclasses.field(default_factory=dict)  # of the compiled kernel, by kind: "ptx", "cubin"
+    # By access: bytes one after the other that a warp accesses; 0: no two elements are adjacent; None: not known.
+    contiguous: dict[tuple[str, int, str], int | None] = dataclasses.field(default_factory=dict)
     reasons: dict[tuple[str, int, str], str] = dataclasses.field(default_factory=dict)  # by access: why it is narrow
 
     @property
@@ -82,9 +83,8 @@ def compile_rows(specializations: Iterable[Specialization], targets: Sequence[Ta
     waiting: list[Row] = []
     for each in specializations:
         fn = each.source.fn
-        start = inspect.getattr_static(fn, "starting_line_number", 0)
         before = next((n for n, text in enumerate(fn.raw_src) if text.lstrip().startswith("def ")), 0)
-        file, line = fn.fn.__code__.co_filename, start + before
+        file, line = fn.fn.__code__.co_filename, fn.starting_line_number + before
         new = [Row(fn.__name__, file, line, each, str(target)) for target in targets]
         rows += new
         try:

@@ -36,6 +36,7 @@ class _Worker:
 
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
         environment |= {"TRITON_BACKENDS_IN_TREE": "1", "TRITON_CACHE_DIR": knobs.cache.dir}
+        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # a kernel may name torch
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until the process has ended
         self._process = subprocess.Popen(
             [sys.executable, str(_FILE)],

@@ -27,13 +27,15 @@ def activate() -> None:
     driver.set_active(MTIADriver())
 
 
-def targets(*names: str, timeout: float = 300) -> AbstractContextManager[Report]:
+def targets(*names: str, bound: bool = False, timeout: float = 300) -> AbstractContextManager[Report]:
     """Returns a context whose report has the kernels that are launched on mtia in it, compiled for GPUs.
 
     The block runs as it would without. Kernels are compiled when the report is first read, or when the block ends.
 
     Args:
         names: of GPUs, as in Triton: "cuda:90", "hip:gfx942".
+        bound: whether the first launch of each specialization is counted, for the least time that it takes there. It is
+            slow, and its numbers may differ in the last bits.
         timeout: seconds that the compiler of one kernel for one target may take.
 
     Raises:
@@ -41,4 +43,4 @@ def targets(*names: str, timeout: float = 300) -> AbstractContextManager[Report]
     """
     from torch_mtia.portability.report import targets
 
-    return targets(*names, timeout=timeout)
+    return targets(*names, bound=bound, timeout=timeout)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from torch_mtia.portability import strict
+from torch_mtia.portability.counting import count
 from torch_mtia.portability.launches import Recording
 from torch_mtia.portability.report import Report
 from torch_mtia.portability.target import parse_all
@@ -21,6 +22,11 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one page of HTML")
+    parser.add_argument(
+        "--bound",
+        action="store_true",
+        help="count the first launch of each specialization, and say the least time that it takes on a GPU",
+    )
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -47,7 +53,7 @@ def main() -> None:
         parser.error(str(error))
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(Path(options.script).resolve().parent)
-    recording, end = Recording(), None
+    recording, end = Recording(count if options.bound else None), None
     recording.start()
     try:
         runpy.run_path(options.script, run_name="__main__")

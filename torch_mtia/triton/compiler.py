@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +49,8 @@ class MTIAOptions:
     given: tuple[str, ...] = ()  # names of the options that a launch gave: for all others, targets have own defaults
     follow_numbers: bool = False  # with `instrument`: so that what makes NaN or infinity is traced
     instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
+    count: bool = False  # with `instrument`: so that entered blocks are counted, and operations by them
+    order: int = 0  # a seed of the order in which programs run; 0: that of their numbers
     instrumented_program: str = ""  # code names the files of its source, which a copy of a program has elsewhere
     debug: bool = False
     sanitize_overflow: bool = True
@@ -111,13 +111,21 @@ def _compilation_error(message: str, file: str, line: int) -> Exception:
     return error  # type: ignore[no-any-return]
 
 
-@functools.cache
-def _warn_of_instrumentation(mode: str) -> None:
-    """Once: Triton asks for the options of each kernel twice."""
-    warnings.warn(
-        f"TRITON_INSTRUMENTATION_MODE={mode} has no effect on mtia: kernels run without it. TORCH_MTIA_SANITIZE finds "
-        "races and accesses out of bounds",
-        stacklevel=3,
+# What finds on mtia what an instrumentation of Triton's finds on GPUs.
+_IN_PLACE_OF_INSTRUMENTATION = {
+    "consan": "races between programs: python -m torch_mtia.sanitize --checks kernels. A program has one thread here, "
+    "and no shared memory",
+    "gsan": "races between programs: python -m torch_mtia.sanitize --checks kernels",
+    "iisan": "accesses outside of a tensor: python -m torch_mtia.sanitize --checks memory",
+    "fpsan": "rewritten floating-point arithmetic: it is not available",
+}
+
+
+def _refuse_instrumentation(mode: str) -> None:
+    found = [f"{name} ({instead})" for name, instead in _IN_PLACE_OF_INSTRUMENTATION.items() if name in mode]
+    raise RuntimeError(
+        f"TRITON_INSTRUMENTATION_MODE={mode} is for GPUs, and kernels on mtia would run without it. Unset it. On mtia: "
+        + "; ".join(found or [f"nothing is known of {mode!r}"])
     )
 
 
@@ -169,13 +177,14 @@ class MTIABackend(BaseBackend):
         # Inductor's targets may have a capability, a pair of numbers, in the place of an architecture.
         arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
+        arguments.setdefault("order", environment.settings().order)
         arguments.setdefault("instrument", environment.kernels_are_watched())
         arguments.setdefault("follow_numbers", environment.numbers_are_watched())
         if arguments["instrument"]:
             arguments.setdefault("instrumented_program", os.path.abspath(sys.argv[0] if sys.argv else ""))
         arguments["enable_fp_fusion"] = fuses_products(arguments.get("enable_fp_fusion"))
         if mode := arguments.get("instrumentation_mode"):
-            _warn_of_instrumentation(mode)
+            _refuse_instrumentation(mode)
         if knobs.compilation.enable_asan:
             raise RuntimeError(
                 "TRITON_ENABLE_ASAN is for AMD's GPUs; on mtia, TORCH_MTIA_CHECK_BOUNDS=1 checks every access"
@@ -245,14 +254,22 @@ class MTIABackend(BaseBackend):
         from torch_mtia.triton import machine
         from torch_mtia.triton.ir import parser
         from torch_mtia.triton.ir.simplify import simplify
+        from torch_mtia.triton.plan.instrumentation import ENTERED_BLOCKS, read_once
         from torch_mtia.triton.plan.program import plan_kernel
         from torch_mtia.triton.plan.text import plan_text
 
         with _compiling():
             parsed = parser.parse(parser.generic_text(module))
             level = machine.level(options.arch)
-            simplify(parsed, contracts=options.enable_fp_fusion and "fma" in level.features)
-            plan = plan_kernel(parsed, level.lanes, level.features, options.instrument, options.follow_numbers)
+            if options.count:  # the blocks of the source, and each of its loads once
+                read_once(parsed)
+            else:
+                simplify(parsed, contracts=options.enable_fp_fusion and "fma" in level.features)
+            plan = plan_kernel(
+                parsed, level.lanes, level.features, options.instrument, options.follow_numbers, options.order
+            )
+            if options.count:
+                plan = dataclasses.replace(plan, counts=ENTERED_BLOCKS)
             if options.ir_override is None or not options.ir_override.endswith(".plan"):
                 return PlanStage(plan, plan_text(plan))
         from torch_mtia.triton.plan.override import changed_plan

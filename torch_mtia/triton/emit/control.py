@@ -119,6 +119,7 @@ def _for(env: Environment, loop: plan.For) -> None:
     predicate = "ult" if op.attributes.get("unsignedCmp") else "slt"
     b.branch(b.icmp(predicate, induction.value, end), inside, done)
     b.start(inside)
+    watching.enter(env, op.regions[0].blocks[0])
     run(env, loop.body)
     _next_round(env, phis)
     induction.add(b.binary("add", induction.value, step))
@@ -136,6 +137,7 @@ def _while(env: Environment, loop: plan.While) -> None:
     b.jump(head)
     b.start(head)
     phis = _open_head(env, loop.carried, before)
+    watching.enter(env, first)
     run(env, loop.head)
     condition, *passed = first.terminator.operands
     for value, result, argument in zip(passed, op.results, second.arguments, strict=True):
@@ -143,6 +145,7 @@ def _while(env: Environment, loop: plan.While) -> None:
             env.scalars[argument] = env.scalars[result] = env.scalar(value)
     b.branch(env.scalar(condition).value, inside, done)
     b.start(inside)
+    watching.enter(env, second)
     run(env, loop.body)
     _next_round(env, phis)
     b.jump(head)
@@ -161,6 +164,7 @@ def _if(env: Environment, step: plan.If) -> None:
     incoming: dict[Tensor, list[tuple[Value, str]]] = {result: [] for result in op.results if is_scalar(result)}
     for label, region, branch in zip((yes, no), op.regions, step.branches, strict=False):
         b.start(label)
+        watching.enter(env, region.blocks[0])
         run(env, branch)
         for result, value in zip(op.results, region.blocks[0].terminator.operands, strict=False):
             if is_scalar(result):
@@ -180,6 +184,7 @@ def run_body(env: Environment, body: Body) -> None:
     for planned in others:
         scalars = filter(is_scalar, planned.block.arguments)
         env.targets[planned.block] = Target(env.b.label("block"), {argument: [] for argument in scalars})
+    watching.enter(env, first.block)
     run(env, first.steps)
     phis: list[Phi] = []
     for planned in others:
@@ -190,6 +195,7 @@ def run_body(env: Environment, body: Body) -> None:
             phi.incoming = incoming
             phis.append(phi)
             env.set_scalar(argument, phi.value)
+        watching.enter(env, planned.block)
         run(env, planned.steps)
     for phi in phis:
         phi.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ class Environment:
         self.instrumented = plan.sites is not None
         self.plan_sites = plan.sites or {}
         self.follows = plan.follows
+        self.block_numbers = dict(zip(plan.module.blocks(), itertools.count())) if plan.counts else {}
         self.sites: dict[tuple[Op, int], Value] = {}  # constants that describe accesses, where they are instrumented
         self.scalars: dict[Tensor, Lane] = {}
         self.distances: dict[Tensor, Value] = {}  # of what loops move

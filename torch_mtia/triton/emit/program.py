@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import TypeAlias
 
 from torch_mtia.triton import abi, image, machine
@@ -91,7 +93,9 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
             assert len(passed) == len(parameters) + len(hidden)
             b.emit(f"call void @program({', '.join(map(str, passed))})")
 
-        if plan.band:
+        if plan.order:
+            _in_random_order(b, plan.order, grid, first, last, run)
+        elif plan.band:
             _in_bands(b, plan.band, grid, first, last, run)
         else:
             _in_rows(b, grid, first, last, run)
@@ -149,6 +153,38 @@ def _in_bands(b: Builder, band_width: int, grid: Sequence[Value], first: Value, 
         left = b.mul(band, width)
         y, across = divided(in_band, b.binary_intrinsic("umin", b.sub(grid_x, left), width))
         run([b.trunc(value, "i32") for value in (b.add(left, across), y, z)])
+
+
+def _in_random_order(b: Builder, seed: int, grid: Sequence[Value], first: Value, last: Value, run: Run) -> None:
+    """The number is multiplied and moved, modulo the number of programs: a prime that is greater divides none. Grids of
+    more programs than 32 bits count are gone through in order."""
+    random = Random(seed)
+    factor, distance = _prime(random.randrange(1 << 40, 1 << 41)), random.randrange(1 << 31)
+    grid_x, grid_y, grid_z = (b.zext(size, "i64") for size in grid)
+    programs = b.mul(b.mul(grid_x, grid_y), grid_z)
+    is_small = b.icmp("ult", programs, integer(1 << 31, "i64"))
+    by = b.select(is_small, b.binary("urem", integer(factor, "i64"), programs), integer(1, "i64"))
+    offset = b.select(is_small, b.binary("urem", integer(distance, "i64"), programs), integer(0, "i64"))
+    with _numbers(b, first, last) as number:
+        place = b.binary("urem", b.add(b.mul(number, by), offset), programs)
+        row = b.binary("udiv", place, grid_x)
+        parts = (b.binary("urem", place, grid_x), b.binary("urem", row, grid_y), b.binary("udiv", row, grid_y))
+        run([b.trunc(part, "i32") for part in parts])
+
+
+def _prime(number: int) -> int:
+    """The next prime that is not less than an odd number of at most 42 bits."""
+    number |= 1
+    while not all(map(functools.partial(_is_strong, number), (2, 3, 5, 7, 11, 13, 17))):
+        number += 2
+    return number
+
+
+def _is_strong(number: int, base: int) -> bool:
+    """Miller's and Rabin's test, which only primes of up to 48 bits pass for the first seven bases."""
+    twos = (number - 1 & 1 - number).bit_length() - 1
+    power = pow(base, number - 1 >> twos, number)
+    return power == 1 or any(pow(power, 1 << each, number) == number - 1 for each in range(twos))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch_mtia.triton import abi, image
 from torch_mtia.triton.emit.environment import CONTEXT, PROGRAM, Environment
 from torch_mtia.triton.ir.elements import element_size
-from torch_mtia.triton.ir.module import Op
+from torch_mtia.triton.ir.module import Block, Op
 from torch_mtia.triton.lanes import Lane, materialize
 from torch_mtia.triton.llvm import Builder
 from torch_mtia.triton.llvm_value import Value, element_of, integer, lanes_of, vector_type
@@ -55,6 +55,17 @@ def allowed(
     bits = b.define(f"i{width}", f"trunc {granted} to i{width}") if width < 64 else granted
     type = vector_type(width, "i1")
     return Lane(b.define(type, f"bitcast {bits} to {type}"), None)
+
+
+def enter(env: Environment, block: Block) -> None:
+    """Says that the program enters a block, if they are counted: a site that neither reads nor writes."""
+    if not env.block_numbers:
+        return
+    number, ref = env.block_numbers[block], f"@block{len(env.b.globals)}"
+    nothing = env.b.string(b"")
+    fields = f"i32 0, i32 0, i32 0, i32 0, i64 {number}, {nothing}, {nothing}"
+    env.b.globals.append(f"{ref} = private constant {{ i32, i32, i32, i32, i64, ptr, ptr }} {{ {fields} }}, align 8")
+    _ask(env.b, Value(ref, "ptr"), _NONE, _NONE, _NULL, integer(1, "i64"), _NULL)
 
 
 # What makes NaN or infinity -------------------------------------------------------------------------------------------

@@ -116,6 +116,14 @@ class Function:
 class Module:
     functions: dict[str, Function]
 
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of all functions and of the regions in them, always in the same order."""
+        for function in self.functions.values():
+            yield from function.body.blocks
+            for op in function.body.walk():
+                for region in op.regions:
+                    yield from region.blocks
+
     @property
     def kernel(self) -> Function:
         return next(function for function in self.functions.values() if function.public)

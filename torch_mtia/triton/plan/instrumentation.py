@@ -13,6 +13,7 @@ from torch_mtia.triton.ir.module import Module, Op, Value
 from torch_mtia.triton.plan.plan import Plan, Site
 
 ONLY_NAN, ALL_NUMBERS = "NaN", "NaN or infinity"
+ENTERED_BLOCKS = "entered blocks"
 _ACCESSES = ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas")
 _ACQUIRING, _RELEASING = (2, 4), (3, 4)  # triton::MemSemantic
 _EXCHANGE = 10  # triton::RMWOp
@@ -30,6 +31,14 @@ def instrument(plan: Plan, follows_numbers: bool) -> Plan:
                 sites[op] = Site(_kind(op), argument if argument in plan.arguments else None)
     follows = "" if not follows_numbers else ONLY_NAN if _selects_infinity(plan.module) else ALL_NUMBERS
     return dataclasses.replace(plan, sites=sites, follows=follows)
+
+
+def read_once(module: Module) -> None:
+    """Makes loads volatile: others are fused into several loops that use them, and read again there."""
+    for function in module.functions.values():
+        for op in function.body.walk():
+            if op.name == "tt.load":
+                op.attributes["isVolatile"] = True
 
 
 def _selects_infinity(module: Module) -> bool:

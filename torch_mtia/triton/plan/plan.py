@@ -493,6 +493,7 @@ class Plan(Part):
     scratch_size: int  # bytes, of one program
     # Programs in x of the bands that they run in; 0: in rows of the grid
     band: int = field(metadata=shown("programs run in bands of the grid, {=band} wide in x", optional=True))
+    order: int = field(default=0, metadata=shown("programs run in a random order, of seed {order}"))
     cost: int = field(default=0, metadata=shown("about {=cost} ns for each program"))
     # Of integer divisions: the divisors that they look for, which would stop the process.
     guards: Mapping[Op, str] = field(default_factory=dict, metadata=shown("{}, checked for {}"))
@@ -500,6 +501,7 @@ class Plan(Part):
     sites: Mapping[Op, Site] | None = field(default=None, metadata=shown("watches what {}: {}"))
     # "NaN" or "NaN or infinity", if what makes them is watched too.
     follows: str = field(default="", metadata=shown("watches what makes {follows}"))
+    counts: str = field(default="", metadata=shown("counts {counts}"))  # "entered blocks", if they are told too
 
     @property
     def parameters(self) -> str:

@@ -23,10 +23,16 @@ BAND = 8  # programs in x
 
 
 def plan_kernel(
-    module: Module, lanes: int, features: frozenset[str], instrumented: bool, follows_numbers: bool = False
+    module: Module,
+    lanes: int,
+    features: frozenset[str],
+    instrumented: bool,
+    follows_numbers: bool = False,
+    order: int = 0,
 ) -> Plan:
     """For a processor with vectors of `lanes` numbers of 32 bits, and with `features` (machine.py). `follows_numbers`:
-    of an instrumented kernel, so that what makes NaN or infinity is found."""
+    of an instrumented kernel, so that what makes NaN or infinity is found. `order`: a seed of the order of programs; 0:
+    that of their numbers."""
     kernel = module.kernel
     arguments = kernel.body.blocks[0].arguments
     if not all(map(is_scalar, arguments)):
@@ -49,7 +55,8 @@ def plan_kernel(
         used,
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
-        BAND if _shares_operands(kernel.body) else 0,
+        BAND if not order and _shares_operands(kernel.body) else 0,
+        order=0 if _may_wait(module) else order,
         guards=planner.guards(),
     )
     changes = [unroll, prefetch, access_buffers]
@@ -68,6 +75,13 @@ def plan_kernel(
 
 # A program may wait for what another one writes, so they start in the order of their numbers.
 _MAY_WAIT = ("tt.atomic_rmw", "tt.atomic_cas", "scf.while", "cf.br", "cf.cond_br", "tt.call")
+
+
+def _may_wait(module: Module) -> bool:
+    """Whether a program may wait for another one, which then has to start before it: it has a loop without an end that
+    is known before."""
+    ops = (op for function in module.functions.values() for op in function.body.walk())
+    return any(op.name in ("scf.while", "cf.br", "cf.cond_br") for op in ops)
 
 
 def _shares_operands(body: Region) -> bool:
