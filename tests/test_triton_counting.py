@@ -60,15 +60,13 @@ def product(a, b, c, K, M: tl.constexpr, BK: tl.constexpr):
     tl.store(c + i[:, None] * 128 + j, sums)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "unit"), [(torch.float16, "f16"), (torch.bfloat16, "f16"), (torch.float32, "f32"), (torch.float64, "f64")]
-)
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.float16, "f16"), (torch.bfloat16, "f16"), (torch.float32, "f32")])
 def test_a_matmul_reads_its_operands_once_for_each_row_and_column_of_tiles(dtype: torch.dtype, unit: str) -> None:
     a, b = (torch.randint(-3, 3, (128, 128)).to(dtype).to("mtia") for _ in range(2))
     c = torch.empty(128, 128, device="mtia")
     found = counts_of(product, (4, 4), a, b, c, 128, M=32, BK=16)
     size = 128 * 128 * a.element_size()
-    assert found == Counts(16, 2 * size if a is not b else size, 65536, 4 * 2 * size, 65536, {unit: 2 * 128**3}, {})
+    assert found == Counts(16, 2 * size, 65536, 4 * 2 * size, 65536, {unit: 2 * 128**3}, {})
     assert torch.equal(c.cpu().double(), a.cpu().double() @ b.cpu().double())
 
 

@@ -358,6 +358,16 @@ def test_a_kernel_arrives_with_what_it_refers_to(vectors: list[torch.Tensor]) ->
     assert ".f32 " in Path(row.files["ptx"]).read_text()
 
 
+x = torch.ones(1).to("mtia")  # has the name of an argument, and is not sent
+
+
+def test_variables_with_names_of_arguments_stay_here(vectors: list[torch.Tensor]) -> None:
+    with targets(CUDA) as report:
+        never[(1,)](vectors[0].clone())
+    assert [row.status for row in report.rows] == [COMPILES]
+    assert len(transfer.encode(report.rows[0].specialization.source)) < 20_000
+
+
 def test_a_kernel_that_cannot_be_sent_is_a_row(monkeypatch: pytest.MonkeyPatch, vectors: list[torch.Tensor]) -> None:
     def refuse(_: Any) -> bytes:
         raise transfer.Unsendable("TypeError: cannot pickle")

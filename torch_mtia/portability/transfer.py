@@ -64,19 +64,25 @@ class _Functions:
         return self._numbers[id(each)]
 
     def describe_all(self) -> list[dict[str, Any]]:
-        described: list[dict[str, Any]] = []
-        while len(described) < len(self._objects):  # describing one may number others
-            each = self._objects[len(described)]
-            described.append(self._module(each) if isinstance(each, ModuleType) else self._function(each))
-        return described
+        described: dict[int, dict[str, Any]] = {}
+        known = -1
+        while known < len(self._objects):  # describing one may number others, whose attributes modules have to have
+            known = len(self._objects)
+            for number, each in enumerate(self._objects):
+                if isinstance(each, ModuleType):
+                    described[number] = self._module(each)
+                elif number not in described:
+                    described[number] = self._function(each)
+        return [described[number] for number in range(known)]
 
     def _module(self, module: ModuleType) -> dict[str, Any]:
         """A module of the program: an empty one with those of its variables that functions name."""
-        names = {name for each in self._objects if isinstance(each, JITCallable) for name in _names(each)}
+        functions = (each for each in self._objects if isinstance(each, JITCallable))
+        names = frozenset[str]().union(*(_attributes(each.src) for each in functions))
         return {"kind": "module", "name": module.__name__, "variables": self._variables(vars(module), names)}
 
     def _function(self, each: JITCallable) -> dict[str, Any]:
-        fn, names = each.fn, _names(each)
+        fn, names = each.fn, _names(each.src)
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         is_kernel = isinstance(each, JITFunction)
         return {
@@ -91,11 +97,11 @@ class _Functions:
             "code": marshal.dumps(fn.__code__),
             "signature": self.dumps((fn.__defaults__, fn.__kwdefaults__, _annotations(fn))),
             "variables": self._variables(fn.__globals__, names),
-            "nonlocals": self._variables({name: cell.cell_contents for name, cell in cells.items()}, set(cells)),
+            "nonlocals": self._variables({name: cell.cell_contents for name, cell in cells.items()}, frozenset(cells)),
             "options": {name: getattr(each, name) for name in _OPTIONS} if is_kernel else {},
         }
 
-    def _variables(self, variables: Mapping[str, Any], names: set[str]) -> dict[str, bytes]:
+    def _variables(self, variables: Mapping[str, Any], names: frozenset[str]) -> dict[str, bytes]:
         """Those with a value that can be sent: most others have the name of a local variable."""
         found = {}
         for name in sorted(names & variables.keys()):
@@ -121,12 +127,16 @@ def _annotations(fn: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names_of(source: str) -> frozenset[str]:
-    tree = ast.parse(source)
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return frozenset(names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)})
+def _names(source: str) -> frozenset[str]:
+    """The variables that a function's source reads, apart from its arguments and those that it sets."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return frozenset({node.id for node in names} - own)
 
 
-def _names(each: JITCallable) -> set[str]:
-    """What a function's source names: variables, and attributes, which modules may have."""
-    return set(_names_of(each.src))
+@functools.lru_cache(maxsize=4096)
+def _attributes(source: str) -> frozenset[str]:
+    """The attributes that it names, which modules may have."""
+    return frozenset(node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))

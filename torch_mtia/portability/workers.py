@@ -137,9 +137,9 @@ class Pool:
                     busy[worker] = number
                     selector.register(worker, selectors.EVENT_READ)
                 first = min((worker.until for worker in busy), default=0.0)
-                for worker in [key.fileobj for key, _ in selector.select(max(first - time.monotonic(), 0))]:
-                    assert isinstance(worker, _Worker)
-                    self._hear(worker, busy, answers, selector)
+                for key, _ in selector.select(max(first - time.monotonic(), 0)):
+                    assert isinstance(key.fileobj, _Worker)
+                    self._hear(key.fileobj, busy, answers, selector)
                 for worker in [each for each in busy if each.until <= time.monotonic()]:
                     selector.unregister(worker)
                     worker.kill()
