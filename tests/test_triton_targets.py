@@ -280,7 +280,7 @@ def narrow() -> Report:
         ("# offset", "128 bits if m were divisible by 16", 512),
         ("# stride", "neighbouring elements are 12 bytes apart", 0),
         ("# argument", "no two elements are known to be neighbours in memory", None),
-        ("# pointer", "128 bits if z were divisible by 16", 512),
+        ("# pointer", "128 bits if z were divisible by 16", 128),
     ],
 )
 def test_a_narrow_access_has_its_reason(
@@ -376,6 +376,14 @@ def test_a_kernel_that_cannot_be_sent_is_a_row(monkeypatch: pytest.MonkeyPatch, 
     with targets(CUDA) as report:
         add[(1,)](*vectors, N, BLOCK=1024)
     assert [row.message for row in report.rows] == ["cannot be compiled in another process: TypeError: cannot pickle"]
+
+
+def test_a_report_that_is_read_early_has_later_kernels_too(vectors: list[torch.Tensor]) -> None:
+    with targets(CUDA) as report:
+        add[(1,)](*vectors, N, BLOCK=1024)
+        assert [row.kernel for row in report.rows] == ["add"]
+        never[(1,)](vectors[2].clone())
+    assert [row.kernel for row in report.rows] == ["add", "never"]
 
 
 def test_launches_are_not_observed_outside_of_a_block(vectors: list[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as escape
 from collections.abc import Sequence
 
+from torch_mtia.portability import bound
 from torch_mtia.portability.lines import described, resident, resources
 from torch_mtia.portability.rows import COMPILES, FAILS, Row
 
@@ -46,6 +47,8 @@ def _row(row: Row) -> str:
         details = [
             line.strip() for line in list(described(row))[1:] if line.strip().startswith(("line ", "tensor ", "no "))
         ]
+        if row.specialization.counts is not None:
+            details.insert(0, bound.counted(row.specialization.counts))
         accesses = "<ul>" + "".join(f"<li>{_text(each)}</li>" for each in details) + "</ul>"
     cells += [""] * (5 - len(cells))
     bad = "" if row.status == COMPILES else ' class="bad"'

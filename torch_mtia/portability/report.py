@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -35,15 +34,21 @@ class Report:
         self._targets = targets
         self.targets = tuple(map(str, targets))
         self.timeout = timeout
+        self._rows: list[Row] = []
+        self._compiled = 0  # specializations
 
-    @functools.cached_property
+    @property
     def rows(self) -> list[Row]:
-        """Returns a row for each specialization and target, in the order of first launches; compiles at the first use,
-        what was launched until then."""
-        with Pool(self.timeout) as pool:
-            rows = compile_rows(list(self._recording.specializations), self._targets, pool)
-            explain(rows, pool)
-            return rows
+        """Returns a row for each specialization and target, in the order of first launches. Compiles what was launched
+        since the last use."""
+        new = self._recording.specializations[self._compiled :]
+        self._compiled += len(new)
+        if new:
+            with Pool(self.timeout) as pool:
+                rows = compile_rows(new, self._targets, pool)
+                explain(rows, pool)
+            self._rows += rows
+        return self._rows
 
     @property
     def _counts(self) -> bool:
