@@ -14,9 +14,11 @@ import triton.language as tl
 from torch._dynamo.utils import counters
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch._higher_order_ops.while_loop import while_loop
 from torch._inductor import config as inductor_config
 from torch._inductor import lowering
+from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -470,6 +472,40 @@ def test_autotuning_of_pointwise_kernels_on_request() -> None:
         _, code = run_and_get_code(torch.compile(lambda x: x.sin() + 1, options={"max_autotune_pointwise": True}), x)
     assert "@triton_heuristics.pointwise" in code[0]
     assert counters["inductor"]["benchmarking.InductorBenchmarker.benchmark"] > 0
+
+
+def test_the_fx_wrapper_calls_the_same_kernels_from_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MTIA's own converter takes it: `WrapperFxCodegen.compile_graph`."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def compile_graph(_wrapper: WrapperFxCodegen, graph: torch.fx.GraphModule) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(WrapperFxCodegen, "compile_graph", compile_graph)
+    x, weight = on_device(16, 32), on_device(32, 8)
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x @ weight).sum(-1)
+
+    torch._dynamo.reset()
+    result = torch.compile(function, options={"fx_wrapper": True})(x, weight)
+    torch.testing.assert_close(result, function(x, weight))
+    (graph,) = graphs
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert triton_kernel_wrapper_mutation in called
+    assert any("mm" in str(target) for target in called)
+    allocated = [node.kwargs["device"] for node in graph.graph.nodes if node.target is torch.empty_strided]
+    assert {torch.device(device).type for device in allocated} == {"mtia"}
+
+
+def test_tensor_descriptors_are_not_generated() -> None:
+    x = on_device(64, 128)
+    options = {"triton.use_tensor_descriptor": True, "assume_aligned_inputs": True}
+    result, code = generated(lambda x: x.sin() + x.t().contiguous().t(), x, options=options)
+    torch.testing.assert_close(result, x.sin() + x)
+    assert "tl.load(" in code
+    assert "descriptor" not in code
 
 
 # Scans ----------------------------------------------------------------------------------------------------------------
