@@ -64,6 +64,7 @@ def counted(counts: Counts) -> str:
     operations = [f"{number:,} of {unit} by tl.dot" for unit, number in counts.matmul.items()]
     operations += [f"{number:,} other of {unit}" for unit, number in counts.other.items()]
     return (
-        f"first launch: {counts.programs:,} programs, {counts.read:,} bytes read ({counts.issued_read:,} issued), "
+        f"first launch: {counts.programs:,} program{'s' * (counts.programs != 1)}, "
+        f"{counts.read:,} bytes read ({counts.issued_read:,} issued), "
         f"{counts.written:,} written ({counts.issued_written:,} issued); operations: {', '.join(operations) or 'none'}"
     )

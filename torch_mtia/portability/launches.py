@@ -54,11 +54,13 @@ class Recording:
 
     def start(self) -> None:
         _recordings.append(self)
+        _known.clear()
         _C._observe_launches(_observe)
 
     def stop(self) -> None:
         _recordings.remove(self)
         if not _recordings:
+            _known.clear()
             _C._observe_launches(None)
 
     def observe(self, compiled: Compiled, launch: tuple[Any, ...]) -> bool:
@@ -84,9 +86,13 @@ class Recording:
 
 _FIRST_ARGUMENT = 5  # after the grid, the stream and the kernel
 _recordings: list[Recording] = []
+_known: set[Compiled] = set()  # to all recordings
 
 
 def _observe(compiled: Compiled, *launch: Any) -> bool:
+    if compiled in _known:
+        return False
+    _known.add(compiled)
     launched = False
     for recording in _recordings:
         launched = recording.observe(compiled, launch) or launched

@@ -48,7 +48,7 @@ def resident(row: Row) -> str:
     if row.occupancy is None or row.code is None:
         return ""
     found = row.occupancy
-    each = f"{found.programs} programs of {row.code.warps} warps"
+    each = f"{found.programs} program{'s' * (found.programs != 1)} of {row.code.warps} warps"
     return (
         f"{each} resident per multiprocessor: {found.warps} of {found.max_warps} warps, "
         f"limited by {' and '.join(found.limits)}"
