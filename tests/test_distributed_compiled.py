@@ -91,7 +91,8 @@ def conditions_between_collectives(x: torch.Tensor, first: torch.Tensor, second:
     chosen = torch.cond(first, torch.sin, torch.cos, (total,))
     gathered: torch.Tensor = functional.wait_tensor(functional.all_gather_tensor(chosen, 0, world))
     chosen = torch.cond(second, torch.exp, torch.tanh, (gathered,))
-    return functional.wait_tensor(functional.all_reduce(chosen, "sum", world))
+    result: torch.Tensor = functional.wait_tensor(functional.all_reduce(chosen, "sum", world))
+    return result
 
 
 def compiled_conditions(rank: int) -> None:

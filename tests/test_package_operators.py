@@ -79,7 +79,8 @@ def test_an_operator_that_quantizes_gets_any_number_of_rows(
 
     def dequantized(x: Tensor) -> Tensor:
         values, scale = operator(x * 2, 8)
-        return values * scale
+        result: Tensor = values * scale
+        return result
 
     shapes = {"args": ({0: torch.export.Dim("rows", min=1, max=1000)},)}
     path = make_package(Of(lambda *args: dequantized(*args)), on_device(8), dynamic_shapes=shapes, **SHORT)

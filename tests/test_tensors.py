@@ -179,6 +179,7 @@ def test_unsafe_view_shares_memory_and_has_a_gradient(device: torch.device) -> N
     assert (reshaped.shape, reshaped.data_ptr()) == ((4, 6), base.data_ptr())
     assert not reshaped._is_view()
     (reshaped * reshaped).sum().backward()
+    assert base.grad is not None
     assert torch.equal(base.grad.cpu(), 2 * torch.arange(24.0))
 
 

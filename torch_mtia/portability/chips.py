@@ -2,7 +2,8 @@
 
 Limits of CUDA: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability", and the rounding of
 cuda_occupancy.h. Limits of AMD: LLVM's AMDGPUBaseInfo.cpp and GCNSubtarget, "Instruction Set Architecture" guides of
-CDNA2, CDNA3, CDNA4 and RDNA3. A multiprocessor of RDNA3 is a work-group processor.
+CDNA2, CDNA3, CDNA4 and RDNA3. A multiprocessor of RDNA3 is a work-group processor. docs/portability.md says how far the
+figures were compared with these.
 """
 
 from __future__ import annotations
