@@ -23,6 +23,7 @@ from torch_mtia._versions import __version__, built_for_another_torch, unsupport
 if TYPE_CHECKING:
     from torch_mtia import fallback, graphs, memory, privateuse1
     from torch_mtia.graphs import make_graphed_callables
+    from torch_mtia.numerics_mode import numerics
     from torch_mtia.streams import launch_host_function
     from torch_mtia.upstream_gates import replacements
 
@@ -35,6 +36,7 @@ __all__ = [
     "launch_host_function",
     "make_graphed_callables",
     "memory",
+    "numerics",
     "privateuse1",
     "replacements",
 ]
@@ -43,6 +45,7 @@ __all__ = [
 _MODULES = {
     "make_graphed_callables": "graphs",
     "launch_host_function": "streams",
+    "numerics": "numerics_mode",
     "replacements": "upstream_gates",
 }
 
@@ -190,6 +193,10 @@ def _load_backend() -> None:
     higher_order.register()
     multiprocessing.register()
     autograd_threads.settle_at_exit()
+    if settings.numerics != "default":
+        from torch_mtia.numerics_mode import numerics
+
+        numerics(settings.numerics)
     if settings.sanitize:
         from torch_mtia.sanitizer import process
 

@@ -22,6 +22,7 @@ KERNELS = ("aten", "triton", "auto")
 AUTOLOADS = ("auto", "0", "1")
 FALLBACK_CONTROLS = ("force", "deny", "warn")
 FALLBACK_WARNINGS = ("never", "once", "always")
+NUMERICS = ("default", "eager_equals_compiled", "batch_invariant")
 CHECKS = ("streams", "memory", "init", "kernels", "numbers")
 LIBRARY_FOLDER = Path(__file__).resolve().parent / "lib"
 BUNDLED_DRIVERS = {"host": LIBRARY_FOLDER / "libmtia_host.so"}
@@ -76,6 +77,7 @@ class Settings(NamedTuple):
         privateuse1: the device type; "" for mtia.
         kernels: "aten", "triton" or "auto".
         fallback: controls of the CPU fallback, such as "force:aten::mm".
+        numerics: one of NUMERICS.
         machine: a name, or "".
         autoload: "auto", "0" or "1".
         system_root: the folder that stands in for "/", or "".
@@ -96,6 +98,7 @@ class Settings(NamedTuple):
     privateuse1: str
     kernels: str
     fallback: frozenset[str]
+    numerics: str
     machine: str
     autoload: str
     defer: bool
@@ -335,6 +338,14 @@ FALLBACK = Variable(
     "Controls of the [CPU fallback](fallback.md#in-the-environment) from the start of the process. `force` makes an "
     "operator fall back, and `deny` makes a fallback of the operator an error; the operator `all` stands for all.",
 )
+CHOSEN_NUMERICS = Variable(
+    "TORCH_MTIA_NUMERICS",
+    "default",
+    _one_of(NUMERICS),
+    ", ".join(f"`{name}`" for name in NUMERICS),
+    "Which bits are promised from the start of the process, as by `torch_mtia.numerics` "
+    "([accuracy](accuracy.md#bits-that-are-promised)).",
+)
 MACHINE = Variable(
     "TORCH_MTIA_MACHINE",
     "",
@@ -403,6 +414,7 @@ VARIABLES: tuple[
     PRIVATEUSE1,
     CHOSEN_KERNELS,
     FALLBACK,
+    CHOSEN_NUMERICS,
     MACHINE,
     AUTOLOAD,
     DEFER,

@@ -10,6 +10,7 @@
 
 #include "../device/DeviceType.h"
 #include "../device/HostView.h"
+#include "BatchInvariant.h"
 #include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
@@ -45,7 +46,9 @@ std::optional<Tensor> optional(const Tensor& tensor) {
 int64_t _fused_sdp_choice_mtia(const Tensor& query, const Tensor& key, const Tensor& value,
                                const std::optional<Tensor>& attn_mask, double dropout_p, bool is_causal,
                                std::optional<double> scale, bool enable_gqa) {
-  if (!torch_mtia::HostView::is_offered()) return static_cast<int64_t>(SDPBackend::math);
+  if (!torch_mtia::HostView::is_offered() || torch_mtia::is_batch_invariant()) {
+    return static_cast<int64_t>(SDPBackend::math);
+  }
   const int64_t choice = _fused_sdp_choice_cpp(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
   return choice == static_cast<int64_t>(SDPBackend::flash_attention) ? static_cast<int64_t>(SDPBackend::overrideable)
                                                                      : choice;

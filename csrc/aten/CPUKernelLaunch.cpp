@@ -304,7 +304,7 @@ void CPUKernelLaunch::make_outputs(at::ArrayRef<TensorShape> shapes, std::span<a
 void CPUKernelLaunch::submit(at::TensorList outputs) {
   const uint64_t ticket = awaited_ ? awaited_->ticket() : 0;
   Block<CPUKernelWork> block{{CPUKernelWork(call_, own_output(outputs), ticket)}, info_.name};
-  launch(stream_, info_, block);
+  launch(stream_, info_, block, kernel_.order);
   if (C10_LIKELY(!awaited_)) return;
   stream_.wait();
   awaited_->raise_error();

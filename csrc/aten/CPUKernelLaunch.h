@@ -34,6 +34,7 @@ struct CPUKernelInfo {
   uint64_t weight = 1;
   uint64_t least_cost = 0;
   bool waits = false;  // the call raises what depends on the data, too
+  Order order = Order::kByThreads;
 };
 
 // A CPU kernel with its arguments, whatever their types. It is on the caller's stack, and moves to the heap if the work

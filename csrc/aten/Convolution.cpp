@@ -6,6 +6,7 @@
 #include <ATen/ops/convolution_native.h>
 #include <c10/core/SymIntArrayRef.h>
 
+#include "BatchInvariant.h"
 #include "CPUKernelLaunch.h"
 #include "MTIANativeFunctions.h"
 
@@ -69,6 +70,10 @@ std::vector<int64_t> output_sizes(const Tensor& input, const Tensor& weight, Int
   return sizes;
 }
 
+torch_mtia::Order order() {
+  return torch_mtia::is_batch_invariant() ? torch_mtia::Order::kFixed : torch_mtia::Order::kByThreads;
+}
+
 }  // namespace
 
 Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -86,10 +91,14 @@ Tensor convolution_overrideable_mtia(const Tensor& input, const Tensor& weight, 
     is_widened = choice.accumulates_in_operands_dtype(input);
   }
   const auto make = [&](auto run) {
-    return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost}, input.device(), shape, run, own(input),
-                                   own(weight), own(bias), own(stride), own(padding), own(dilation), own(transposed),
-                                   own(output_padding), own(groups))[0];
+    return make_with_cpu_kernel<1>({"aten::convolution", 1, least_cost, false, order()}, input.device(), shape, run,
+                                   own(input), own(weight), own(bias), own(stride), own(padding), own(dilation),
+                                   own(transposed), own(output_padding), own(groups))[0];
   };
+  if (torch_mtia::is_batch_invariant() && shape.known()) {
+    return make(
+        torch_mtia::in_float32([](auto&&... arguments) { return torch_mtia::convolve_in_order(arguments...); }));
+  }
   constexpr auto run = [](auto&&... arguments) { return convolution(arguments...); };
   return is_widened ? make(torch_mtia::in_float32(run)) : make(run);
 }
@@ -116,11 +125,16 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable_mtia(const 
     is_widened = choice.accumulates_in_operands_dtype(input);
   }
   const auto make = [&](auto run) {
-    return make_with_cpu_kernel<3>({"aten::convolution_backward", 1, least_cost}, input.device(), shapes, run,
-                                   own(grad_output), own(input), own(weight), own(bias_sizes), own(stride),
+    return make_with_cpu_kernel<3>({"aten::convolution_backward", 1, least_cost, false, order()}, input.device(),
+                                   shapes, run, own(grad_output), own(input), own(weight), own(bias_sizes), own(stride),
                                    own(padding), own(dilation), own(transposed), own(output_padding), own(groups),
                                    own(output_mask));
   };
+  if (torch_mtia::is_batch_invariant() && shapes.known()) {
+    auto [grad_input, grad_weight, grad_bias] = make(torch_mtia::in_float32(
+        [](auto&&... arguments) { return torch_mtia::differentiate_convolution_in_order(arguments...); }));
+    return {grad_input, grad_weight, grad_bias};
+  }
   constexpr auto run = [](auto&&... arguments) { return convolution_backward(arguments...); };
   auto [grad_input, grad_weight, grad_bias] = is_widened ? make(torch_mtia::in_float32(run)) : make(run);
   return {grad_input, grad_weight, grad_bias};

@@ -423,7 +423,7 @@ class FallbackCall {
     info.flags = MTIA_WORK_MAY_RUN_INLINE;
     info.cost = numel_ <= kSmallFallbackNumel ? 0 : UINT64_MAX;
     core::Awaited awaited;
-    launch(stream, info, KernelWork(*this, stream, awaited.ticket()));
+    launch(stream, info, KernelWork(*this, stream, awaited.ticket()), Order::kByThreads);
     awaited.wait(stream.core());
   }
 

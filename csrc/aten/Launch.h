@@ -17,6 +17,7 @@
 #include "../device/HostView.h"
 #include "../device/IntraOpThreads.h"
 #include "../device/MTIAStream.h"
+#include "BatchInvariant.h"
 
 namespace torch_mtia {
 
@@ -101,16 +102,19 @@ struct WithIntraOpThreads {
 template <typename Callable>
 using Block = core::WorkBlock<WithIntraOpThreads<Callable>>;
 
+// Whether the order of a callable's sums may depend on the number of threads: see Note [Batch invariance].
+enum class Order { kFixed, kByThreads };
+
 // Runs the callable in the stream. With launch blocking, throws what it threw.
 template <typename Callable>
-void launch(const MTIAStream& stream, core::WorkInfo info, Block<Callable>& block) {
-  info.num_threads = at::get_num_threads();
+void launch(const MTIAStream& stream, core::WorkInfo info, Block<Callable>& block, Order order = Order::kFixed) {
+  info.num_threads = order == Order::kByThreads && is_batch_invariant() ? 1 : at::get_num_threads();
   stream.core().launch(info, block);
 }
 template <typename Callable>
-void launch(const MTIAStream& stream, const core::WorkInfo& info, Callable&& callable) {
+void launch(const MTIAStream& stream, const core::WorkInfo& info, Callable&& callable, Order order = Order::kFixed) {
   Block<std::decay_t<Callable>> block{{std::forward<Callable>(callable)}, info.name};
-  launch(stream, info, block);
+  launch(stream, info, block, order);
 }
 
 }  // namespace torch_mtia

@@ -29,15 +29,18 @@
 #include <ATen/ops/baddbmm_native.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/bmm_native.h>
+#include <ATen/ops/dot_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mm_native.h>
+#include <ATen/ops/vdot_native.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "../processor/attributes.h"
+#include "BatchInvariant.h"
 #include "CPUKernelLaunch.h"
 #include "CPUKernels.h"
 #include "MTIANativeFunctions.h"
@@ -103,6 +106,8 @@ bool is_slow(at::ScalarType dtype) {
 constexpr int64_t kPart = int64_t{512} << 10;  // numbers: 2 MiB as floats
 constexpr int64_t kLeastColumns = 64;          // fewer make a slow product
 
+using Multiply = decltype(&multiply_in_order);
+
 struct Factors {
   float alpha;
   float beta;
@@ -157,13 +162,27 @@ bool is_quicker_as_floats(const at::Tensor& left, const at::Tensor& right, const
 
 // alpha * left @ right + beta * bias, on host aliases, in a work item. `bias` is broadcast, and not read where beta is
 // 0. Where the result `shares` memory with an operand, or with the bias and is not the bias, it is made apart.
-void multiply_as_floats(const at::Tensor& left, const at::Tensor& right, float alpha, const at::Tensor& bias,
-                        float beta, bool shares, const at::Tensor& out) {
+void multiply_with(Multiply multiply, const at::Tensor& left, const at::Tensor& right, const at::Scalar& alpha,
+                   const at::Tensor& bias, const at::Scalar& beta, bool shares, const at::Tensor& out) {
   const at::DisableRecordFunctionGuard unseen;  // by profilers, which have the operator
   const at::Tensor result = shares ? at::empty_like(out, at::MemoryFormat::Contiguous) : out;
-  const auto multiply = left.dim() == 2 ? multiply_matrices : multiply_batches;
-  multiply(left, right, {alpha, beta}, beta == 0 ? result : bias.expand(out.sizes()), result);
+  multiply(left, right, alpha, is_set(beta) ? bias.expand(out.sizes()) : result, beta, result);
   if (shares) out.copy_(result);
+}
+
+void multiply_as_floats(const at::Tensor& left, const at::Tensor& right, const at::Scalar& alpha,
+                        const at::Tensor& bias, const at::Scalar& beta, const at::Tensor& out) {
+  const auto multiply = left.dim() == 2 ? multiply_matrices : multiply_batches;
+  multiply(left, right, {alpha.to<float>(), beta.to<float>()}, bias, out);
+}
+
+// A matmul of ours, or null: ATen's.
+Multiply own_product(const at::Tensor& left, const at::Tensor& right, const at::Tensor& out) {
+  if (is_batch_invariant() && multiplies_in_order(out.scalar_type()) && left.scalar_type() == out.scalar_type() &&
+      right.scalar_type() == out.scalar_type()) {
+    return multiply_in_order;
+  }
+  return is_quicker_as_floats(left, right, out) ? multiply_as_floats : nullptr;
 }
 
 // The meta function leaves to the kernel whether the bias can be expanded; raises what the CPU's raises.
@@ -181,7 +200,7 @@ void check_product_dtypes(const char* name, const at::Tensor& left, const at::Te
               ": out_dtype must be the dtype of the inputs, or float32 for half and bfloat16 inputs");
 }
 
-enum class Product { kATen, kOneDNN, kRow, kFloats };
+enum class Product { kATen, kOneDNN, kRow };
 
 bool is_mkl_slow() {
 #if defined(__x86_64__)
@@ -193,13 +212,12 @@ bool is_mkl_slow() {
 #endif
 }
 
-// See Note [Products of fp32] and Note [Products of 16 bits].
-Product quickest_product(const at::Tensor& left, const at::Tensor& right, const at::Tensor& out) {
+// See Note [Products of fp32].
+Product quickest_product(const at::Tensor& left, const at::Tensor& right) {
   constexpr int64_t kLeastRows = 8;
   constexpr int64_t kLeastColumns = 32;
   constexpr int64_t kLeastProducts = int64_t{4} << 20;
   constexpr int64_t kMostOfRow = int64_t{512} << 10;  // numbers of a matrix that the second-level cache holds
-  if (is_quicker_as_floats(left, right, out)) return Product::kFloats;
   if (!is_mkl_slow() || left.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) {
     return Product::kATen;
   }
@@ -290,18 +308,22 @@ torch_mtia::OwnedTensor own_term(const Tensor& tensor, const Scalar& factor) {
   return torch_mtia::own(tensor, torch_mtia::is_set(factor) ? OldBytes::kRead : OldBytes::kPassedThrough);
 }
 
-// See Note [Products of 16 bits].
-void launch_as_floats(const torch_mtia::Operator& op, const Tensor& left, const Tensor& right, const Scalar& alpha,
-                      const Tensor& bias, const Scalar& beta, const Tensor& out) {
-  const auto scale = alpha.to<float>();
-  const auto scale_of_bias = beta.to<float>();
-  const bool reads_bias = scale_of_bias != 0;
+// See Note [Products of 16 bits] and Note [Batch invariance].
+void launch_own(const torch_mtia::Operator& op, torch_mtia::Multiply multiply, const Tensor& left, const Tensor& right,
+                const Scalar& alpha, const Tensor& bias, const Scalar& beta, const Tensor& out) {
+  const bool reads_bias = torch_mtia::is_set(beta);
   const bool shares =
       left.is_alias_of(out) || right.is_alias_of(out) || (reads_bias && bias.is_alias_of(out) && !bias.is_same(out));
-  torch_mtia::run_cpu_kernel({op, 1, torch_mtia::product_cost(left, right)}, out.device(),
-                             torch_mtia::multiply_as_floats, torch_mtia::own(left), torch_mtia::own(right),
-                             torch_mtia::own(scale), own_term(reads_bias ? bias : Tensor(), beta),
-                             torch_mtia::own(scale_of_bias), torch_mtia::own(shares), torch_mtia::own_output(out));
+  if (reads_bias) {
+    TORCH_CHECK(bias.scalar_type() == out.scalar_type(), op.name,
+                ": expected self and the matrices to have the same dtype, but got ", bias.scalar_type(), " and ",
+                out.scalar_type());
+  }
+  torch_mtia::run_cpu_kernel({op, 1, torch_mtia::product_cost(left, right), false, torch_mtia::Order::kFixed},
+                             out.device(), torch_mtia::multiply_with, torch_mtia::own(multiply), torch_mtia::own(left),
+                             torch_mtia::own(right), torch_mtia::own(alpha),
+                             own_term(reads_bias ? bias : Tensor(), beta), torch_mtia::own(beta),
+                             torch_mtia::own(shares), torch_mtia::own_output(out));
 }
 
 }  // namespace
@@ -309,10 +331,11 @@ void launch_as_floats(const torch_mtia::Operator& op, const Tensor& left, const 
 TORCH_IMPL_FUNC(mm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
   using torch_mtia::Product;
   at::assert_no_internal_overlap(out);
-  const Product quickest = torch_mtia::quickest_product(self, mat2, out);
+  if (const auto own = torch_mtia::own_product(self, mat2, out)) {
+    return launch_own({"aten::mm", "own_product"}, own, self, mat2, 1, Tensor(), 0, out);
+  }
+  const Product quickest = torch_mtia::quickest_product(self, mat2);
   const Product product = quickest == Product::kRow && out.stride(1) != 1 ? Product::kATen : quickest;
-  if (product == Product::kFloats)
-    return launch_as_floats({"aten::mm", "multiply_as_floats"}, self, mat2, 1, Tensor(), 0, out);
   torch_mtia::run_cpu_kernel(
       {{"aten::mm", "mm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
       [](const Tensor& self, const Tensor& mat2, Product product, const Tensor& out) {
@@ -328,9 +351,10 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
  const Tensor& out) {
   using torch_mtia::Product;
   torch_mtia::check_bias(self, out, "addmm_out");
-  Product product = torch_mtia::quickest_product(mat1, mat2, out);
-  if (product == Product::kFloats)
-    return launch_as_floats({"aten::addmm", "multiply_as_floats"}, mat1, mat2, alpha, self, beta, out);
+  if (const auto own = torch_mtia::own_product(mat1, mat2, out)) {
+    return launch_own({"aten::addmm", "own_product"}, own, mat1, mat2, alpha, self, beta, out);
+  }
+  Product product = torch_mtia::quickest_product(mat1, mat2);
   // oneDNN and the loop for a row read the bias while they write the result.
   if (!torch_mtia::is_row(self, mat2.size(1)) || !beta.equal(1.0) || !alpha.equal(1.0) || self.is_alias_of(out) ||
       (product == Product::kRow && out.stride(1) != 1)) {
@@ -354,8 +378,8 @@ TORCH_IMPL_FUNC(addmm_out_mtia)
 }
 
 TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tensor& out) {
-  if (torch_mtia::is_quicker_as_floats(self, mat2, out)) {
-    return launch_as_floats({"aten::bmm", "multiply_as_floats"}, self, mat2, 1, Tensor(), 0, out);
+  if (const auto own = torch_mtia::own_product(self, mat2, out)) {
+    return launch_own({"aten::bmm", "own_product"}, own, self, mat2, 1, Tensor(), 0, out);
   }
   torch_mtia::run_cpu_kernel(
       {{"aten::bmm", "bmm_out_cpu"}, 1, torch_mtia::product_cost(self, mat2)}, out.device(),
@@ -366,8 +390,8 @@ TORCH_IMPL_FUNC(bmm_out_mtia)(const Tensor& self, const Tensor& mat2, const Tens
 TORCH_IMPL_FUNC(baddbmm_out_mtia)
 (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta, const Scalar& alpha,
  const Tensor& out) {
-  if (torch_mtia::is_quicker_as_floats(batch1, batch2, out)) {
-    return launch_as_floats({"aten::baddbmm", "multiply_as_floats"}, batch1, batch2, alpha, self, beta, out);
+  if (const auto own = torch_mtia::own_product(batch1, batch2, out)) {
+    return launch_own({"aten::baddbmm", "own_product"}, own, batch1, batch2, alpha, self, beta, out);
   }
   torch_mtia::run_cpu_kernel(
       {{"aten::baddbmm", "baddbmm_out_cpu"}, 1, torch_mtia::product_cost(batch1, batch2)}, out.device(),
@@ -380,6 +404,11 @@ TORCH_IMPL_FUNC(addmv_out_mtia)
 (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& beta, const Scalar& alpha, const Tensor& out) {
   // Without columns the CPU kernel gives the result the size of the bias.
   const auto bias = expand_size(self, {mat.size(0)}, "addmv_out");
+  if (torch_mtia::is_batch_invariant() && torch_mtia::multiplies_in_order(out.scalar_type())) {
+    at::addmm_out(const_cast<Tensor&>(static_cast<const Tensor&>(out.unsqueeze(1))), bias->unsqueeze(1), mat,
+                  vec.unsqueeze(1), beta, alpha);
+    return;
+  }
   const bool copies_bias = beta.toComplexDouble() != 0.0 && !out.is_same(*bias);
   if (copies_bias) torch_mtia::check_bias(*bias, out, "addmv_out");
   torch_mtia::run_cpu_kernel(
@@ -387,6 +416,42 @@ TORCH_IMPL_FUNC(addmv_out_mtia)
       [](const auto&... owned) { torch_mtia::StructuredCall<structured_addmv_out_cpu, 1>::run(owned...); },
       own_term(*bias, beta), torch_mtia::own(mat), torch_mtia::own(vec), torch_mtia::own(beta), torch_mtia::own(alpha),
       torch_mtia::own_output(out));
+}
+
+namespace {
+
+torch_mtia::Shape dot_shape(const Tensor& self, const Tensor& other) {
+  TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
+              "D tensors");
+  TORCH_CHECK(self.scalar_type() == other.scalar_type(), "dot : expected both vectors to have same dtype, but found ",
+              self.scalar_type(), " and ", other.scalar_type());
+  TORCH_CHECK(self.numel() == other.numel(), "inconsistent tensor size, expected tensor [", self.numel(), "] and src [",
+              other.numel(), "] to have the same number of elements, but got ", self.numel(), " and ", other.numel(),
+              " elements respectively");
+  return {torch_mtia::like(self, {})};
+}
+
+// A row times a column; undefined in other modes and for other dtypes.
+Tensor dot_in_order(const Tensor& left, const Tensor& right) {
+  if (!torch_mtia::is_batch_invariant() || !torch_mtia::multiplies_in_order(left.scalar_type())) return {};
+  return at::mm(left.unsqueeze(0), right.unsqueeze(1)).squeeze();
+}
+
+}  // namespace
+
+Tensor dot_mtia(const Tensor& self, const Tensor& tensor) {
+  const auto shape = dot_shape(self, tensor);
+  if (Tensor product = dot_in_order(self, tensor); product.defined()) return product;
+  return torch_mtia::make_with_cpu_kernel<1>(
+      {{"aten::dot", "dot"}}, self.device(), shape, [](const auto&... owned) { return dot(owned...); },
+      torch_mtia::own(self), torch_mtia::own(tensor))[0];
+}
+Tensor vdot_mtia(const Tensor& self, const Tensor& other) {
+  const auto shape = dot_shape(self, other);
+  if (Tensor product = dot_in_order(self.conj(), other); product.defined()) return product;
+  return torch_mtia::make_with_cpu_kernel<1>(
+      {{"aten::vdot", "vdot"}}, self.device(), shape, [](const auto&... owned) { return vdot(owned...); },
+      torch_mtia::own(self), torch_mtia::own(other))[0];
 }
 
 // With `out_dtype`, the operands are converted, and so products and sums have its precision.

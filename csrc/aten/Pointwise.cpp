@@ -1,7 +1,9 @@
 #include "Pointwise.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/native/Copy.h>
+#include <ATen/ops/from_blob.h>
 
 #include <cmath>
 #include <cstring>
@@ -137,6 +139,101 @@ void run_with_casts(const CastingOperands& operands, c10::function_ref<void(at::
   loop(iter);
   for (size_t arg = 0; arg < num_outputs; ++arg) {
     if (!cast[arg].is_same(tensors[arg])) copy_on_host(tensors[arg], cast[arg]);
+  }
+}
+
+namespace {
+
+// An operand as a tensor of one dimension in the order of the iterator: itself, or a copy. One number has none.
+at::Tensor flattened(const at::TensorIteratorBase& iter, int arg) {
+  const auto size = static_cast<int64_t>(iter.element_size(arg));
+  c10::DimVector sizes, strides;
+  int64_t expected = size;
+  bool is_contiguous = true;
+  bool is_number = arg >= iter.noutputs();
+  for (int dim = iter.ndim() - 1; dim >= 0; --dim) {
+    sizes.push_back(iter.shape()[dim]);
+    strides.push_back(iter.strides(arg)[dim] / size);
+    is_number = is_number && strides.back() == 0;
+  }
+  for (int dim = 0; dim < iter.ndim(); ++dim) {
+    is_contiguous = is_contiguous && iter.strides(arg)[dim] == expected;
+    expected *= iter.shape()[dim];
+  }
+  void* const data = iter.operand(arg).data;
+  const at::TensorOptions options(iter.dtype(arg));
+  if (is_number) return at::from_blob(data, {}, options);
+  if (is_contiguous) return at::from_blob(data, {iter.numel()}, options);
+  return at::from_blob(data, sizes, strides, options);
+}
+
+void run_on(const at::TensorIteratorBase& given, at::TensorList tensors,
+            c10::function_ref<void(at::TensorIterator&)> loop) {
+  at::TensorIteratorConfig config;
+  config.resize_outputs(false).check_all_same_dtype(false).set_check_mem_overlap(false);
+  for (int arg = 0; arg < given.ntensors(); ++arg) {
+    const at::Tensor& tensor = tensors[static_cast<size_t>(arg)];
+    arg < given.noutputs() ? config.add_output(tensor) : config.add_const_input(tensor);
+  }
+  auto iter = config.build();
+  for (int arg = given.noutputs(); arg < given.ntensors(); ++arg) {
+    const auto& original = given.operand(arg).original_tensor_base();
+    if (!original.defined() || on_device(given, arg)) continue;
+    auto& operand = iter.operand(arg);  // the number that it was before its cast
+    operand.tensor(MaybeOwnedTensor::borrowed(original));
+    operand.exchange_tensor(MaybeOwnedTensor::borrowed(tensors[static_cast<size_t>(arg)]));
+  }
+  loop(iter);
+}
+
+}  // namespace
+
+void run_in_vectors(const at::TensorIteratorBase& iter, c10::function_ref<void(at::TensorIterator&)> loop) {
+  constexpr int64_t kBlock = 128;  // elements: two vectors of bytes, which is what ATen's loops take at a time
+  constexpr int64_t kGrain = (int64_t{32} << 10) / kBlock;
+  const int64_t whole = iter.numel() / kBlock * kBlock;
+  const int64_t rest = iter.numel() - whole;
+  std::vector<at::Tensor> given, flat;
+  for (int arg = 0; arg < iter.ntensors(); ++arg) {
+    given.push_back(flattened(iter, arg));
+    const at::Tensor& tensor = given.back();
+    if (tensor.dim() < 2 && (tensor.dim() == 0 || tensor.stride(0) == 1)) {
+      flat.push_back(tensor);
+    } else if (arg < iter.noutputs()) {
+      flat.push_back(at::detail::empty_cpu({iter.numel()}, tensor.scalar_type()));
+    } else {
+      flat.push_back(tensor.contiguous().view(-1));
+    }
+  }
+  at::parallel_for(0, whole / kBlock, kGrain, [&](int64_t begin, int64_t end) {
+    const IntraOpThreads one(1);
+    std::vector<at::Tensor> parts;
+    for (const at::Tensor& tensor : flat) {
+      parts.push_back(tensor.dim() == 0 ? tensor : tensor.narrow(0, begin * kBlock, (end - begin) * kBlock));
+    }
+    run_on(iter, parts, loop);
+  });
+  if (rest > 0) {
+    const IntraOpThreads one(1);
+    std::vector<at::Tensor> parts;
+    for (int arg = 0; arg < iter.ntensors(); ++arg) {
+      const at::Tensor& tensor = flat[static_cast<size_t>(arg)];
+      if (tensor.dim() == 0) {
+        parts.push_back(tensor);
+        continue;
+      }
+      parts.push_back(at::detail::empty_cpu({kBlock}, tensor.scalar_type()));
+      if (arg < iter.noutputs()) continue;
+      parts.back().fill_(tensor[-1]);
+      parts.back().narrow(0, 0, rest).copy_(tensor.narrow(0, whole, rest));
+    }
+    run_on(iter, parts, loop);
+    for (size_t arg = 0; arg < static_cast<size_t>(iter.noutputs()); ++arg) {
+      flat[arg].narrow(0, whole, rest).copy_(parts[arg].narrow(0, 0, rest));
+    }
+  }
+  for (size_t arg = 0; arg < static_cast<size_t>(iter.noutputs()); ++arg) {
+    if (!flat[arg].is_same(given[arg])) given[arg].copy_(flat[arg].view(given[arg].sizes()));
   }
 }
 

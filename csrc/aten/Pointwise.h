@@ -239,6 +239,10 @@ void launch_iterator(at::TensorIteratorBase& iter, const MTIAStream& stream, con
   launch(stream, info, block);
 }
 
+// Runs a loop over elements so that all are computed in vectors. ATen's compute those at the ends of rows, and of what
+// a thread takes, one by one, which gives some functions other bits: see Note [Batch invariance].
+void run_in_vectors(const at::TensorIteratorBase& iter, c10::function_ref<void(at::TensorIterator&)> loop);
+
 // Whether a loop over `dtype` can convert the argument whatever the operator does with it; a conversion raises for a
 // value that does not fit. May say no to a value that fits.
 bool converts(const c10::Scalar& value, at::ScalarType dtype);
@@ -254,8 +258,12 @@ struct OwnedLoop {
   // which share out some hundred.
   static constexpr int64_t kLeastGrain = 32;
 
+  // That of index goes through its input by itself, and its arguments say how.
+  static constexpr bool kIsOverElements = !(std::is_same_v<Args, at::IntArrayRef> || ...);
+
   void (*cpu_loop)(Iterator&, Args...);
   InputBytes inputs;
+  bool in_vectors;
   std::tuple<decltype(own(std::declval<const Args&>()))...> arguments;
 
   void operator()(at::TensorIterator& iter) const { run(iter); }
@@ -272,7 +280,13 @@ struct OwnedLoop {
 
  private:
   void run(auto& iter) const {
-    std::apply([&](const auto&... owned) { cpu_loop(static_cast<Iterator&>(iter), owned.get()...); }, arguments);
+    const auto loop = [&](auto& elements) {
+      std::apply([&](const auto&... owned) { cpu_loop(static_cast<Iterator&>(elements), owned.get()...); }, arguments);
+    };
+    if constexpr (kIsOverElements) {
+      if (in_vectors) return run_in_vectors(iter, loop);
+    }
+    loop(iter);
   }
 };
 
@@ -300,7 +314,9 @@ class DeviceLoop {
     check_arguments(iter, args...);
     if (iter.numel() == 0) return;
     const MTIAStream stream = current_stream(iter.device(0));
-    OwnedLoop<Iterator, Args...> loop{cpu_loop_, inputs_ == nullptr ? InputBytes() : inputs_(args...), {own(args)...}};
+    const bool in_vectors = is_batch_invariant() && iter.ninputs() > 0;
+    OwnedLoop<Iterator, Args...> loop{
+        cpu_loop_, inputs_ == nullptr ? InputBytes() : inputs_(args...), in_vectors, {own(args)...}};
     if (C10_UNLIKELY(needs_casts)) {
       launch(stream, describe(iter, op_.name), CastingWork{take_casting_operands(iter, casts_), std::move(loop)});
     } else {

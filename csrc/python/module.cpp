@@ -7,6 +7,7 @@
 
 #include <complex>
 
+#include "../aten/BatchInvariant.h"
 #include "../aten/Dtypes.h"
 #include "../aten/Fallback.h"
 #include "../core/Driver.h"
@@ -107,6 +108,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("_register_mtia", &register_mtia);
   m.def("_register_privateuse1", &register_privateuse1);
   m.def("_driver_info", &driver_info);
+  m.def("_is_batch_invariant", &is_batch_invariant);
+  m.def("_set_batch_invariant", &set_batch_invariant);
   m.def("_fallback_stats", &FallbackControl::stats);
   m.def("_fallback_reset", &FallbackControl::reset);
   m.def("_fallback_set_warn", [](const std::string& mode) { FallbackControl::set_warn(parse_warn(mode)); });

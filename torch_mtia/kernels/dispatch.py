@@ -94,6 +94,7 @@ class Operator:
         self.is_number = [str(argument.type) in _NUMBERS for argument in arguments]
         self.written = next((position for position, argument in enumerate(arguments) if _is_written(argument)), None)
         self.has_out = self.written is not None and arguments[self.written].kwarg_only
+        self.sums = family not in ("pointwise", "copies")
         self.previous = torch.library.get_kernel(form, backend.dispatch_key())
         self.plan = functools.lru_cache(PLANS)(self._plan)
 
@@ -101,19 +102,24 @@ class Operator:
         values = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
             values[self.names.index(name)] = value
+        if self.sums and _C._is_batch_invariant():  # which the tiles of these kernels are not
+            return self._call_previous(keys, args, kwargs)
         described, index = self._describe(values)
         planned = None if described is None else self.plan(described, torch.get_default_dtype())
         if planned is None or not self._applies(planned[0], values):
-            numbers_as_tensors = [
-                _C._wrapped_number(value) if takes and isinstance(value, (bool, int, float, complex)) else value
-                for value, takes in zip(args, self.is_tensor, strict=False)
-            ]
-            return self.previous.call_boxed(keys, *numbers_as_tensors, **kwargs)
+            return self._call_previous(keys, args, kwargs)
         plan, output = planned
         with _on_device(index):
             result = self._output(values, output)
             plan.launch(result, values[:-1] if self.has_out else values)
         return result
+
+    def _call_previous(self, keys: torch._C.DispatchKeySet, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        numbers_as_tensors = [
+            _C._wrapped_number(value) if takes and isinstance(value, (bool, int, float, complex)) else value
+            for value, takes in zip(args, self.is_tensor, strict=False)
+        ]
+        return self.previous.call_boxed(keys, *numbers_as_tensors, **kwargs)
 
     def _describe(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, int]:
         """Returns the call without its data, and the device; None if its tensors are not all on one of our devices."""

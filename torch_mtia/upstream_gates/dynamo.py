@@ -1,7 +1,8 @@
-"""What compiled code calls before each graph, as builtin functions."""
+"""What compiled code checks, and calls, before each graph."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,3 +15,16 @@ def store_weak_references(_original: Function) -> Function:
     from torch._dynamo import graph_bytecode_inputs
 
     return _C._make_store_weak_references(graph_bytecode_inputs.index_to_external_object_weakref)
+
+
+def guard_on_numerics(original: Function) -> Function:
+    from torch_mtia.numerics_mode import numerics
+
+    @functools.wraps(original)
+    def GLOBAL_STATE(self: Any, guard: Any) -> None:
+        original(self, guard)
+        mode = numerics.current()
+        code = [f"torch_mtia.numerics.current() == {mode!r}"]
+        self.guard_manager.root.add_lambda_guard(lambda _: numerics.current() == mode, code, guard.user_stack)
+
+    return GLOBAL_STATE

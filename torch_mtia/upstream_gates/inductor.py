@@ -185,14 +185,26 @@ def atomic_additions_are_slow(original: Callable[..., bool]) -> Callable[..., bo
 
 def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
     def fallback_node_due_to_unsupported_type(node: torch.fx.Node, allow_cpu_inputs: bool = True) -> bool:
-        from torch_mtia.inductor import guardrails
+        from torch_mtia.inductor import eager_sums, guardrails
 
-        if original(node, allow_cpu_inputs):
+        if original(node, allow_cpu_inputs) or eager_sums.is_left_whole(node):
             return True
         graph = lowered_graph()
         return graph is not None and guardrails.prepare_operator(node, graph.env)
 
     return fallback_node_due_to_unsupported_type
+
+
+def compiled_in_the_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch_mtia.inductor import eager_sums
+
+    return eager_sums.compiled_in_the_mode(original)
+
+
+def without_eager_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    from torch_mtia.inductor import eager_sums
+
+    return eager_sums.without_listed(original)
 
 
 def lowered_product_of_another_dtype(original: Callable[..., Any]) -> Callable[..., Any]:

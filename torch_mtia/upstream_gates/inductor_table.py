@@ -36,6 +36,28 @@ GATES: tuple[Gate, ...] = (
         entry=lambda: torch.ops.aten.index_add.default,
     ),
     Gate(
+        name="select_decomp_table",
+        modules=("torch._inductor.decomposition", "torch._inductor.compile_fx"),
+        reason=Reason.DEVICE,
+        why="Sums that are decomposed add up in another order than eager ones, which torch_mtia.numerics rules out.",
+        replace=inductor.without_eager_sums,
+    ),
+    Gate(
+        name="compile_fx",
+        modules=("torch._inductor.compile_fx",),
+        reason=Reason.DEVICE,
+        why="Under torch_mtia.numerics, functions are compiled with options that promise bits.",
+        replace=inductor.compiled_in_the_mode,
+    ),
+    Gate(
+        name="GuardBuilder.GLOBAL_STATE",
+        modules=("torch._dynamo.guards",),
+        reason=Reason.DEVICE,
+        why="A function is compiled again for another mode of torch_mtia.numerics, as for one of "
+        "torch.use_deterministic_algorithms.",
+        replace=dynamo.guard_on_numerics,
+    ),
+    Gate(
         name="lowerings[bmm.dtype]",
         modules=("torch._inductor.lowering",),
         reason=Reason.DEVICES,
