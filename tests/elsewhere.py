@@ -19,6 +19,7 @@ ANSWER = 12345.5
 SAME = {
     "CompiledKernel._init_handles": "what it adds after the original refuses the device's tensors",
     "AOTAutogradCacheDetails.__init__": "what it adds after the original are places of the device's tensors",
+    "GuardBuilder.GLOBAL_STATE": "adds a guard after those of the original",
     "ProcessGroup._get_sequence_number_for_group": "asks the group for the device's backend",
     "Int4TilePackedTo4dTensor.from_hp": "of torchao, which is not installed everywhere",
     "_check_hardware_support": "of torchao, which is not installed everywhere",
@@ -27,6 +28,7 @@ SAME = {
     "_new_process_group_helper": "names the backend where nobody has, if the device is the accelerator",
     "_set_pg_timeout": "asks the group for the device's backend",
     "TritonHOPifier.recreate_variable": "keeps what upstream forgets of a kernel; Dynamo does not know its device yet",
+    "compile_fx": "calls the original, in a mode of torch_mtia.numerics with options for the whole graph",
     "cudagraphify": "decides at the first call, by the inputs",
     "decomposition_table[baddbmm.dtype]": "registers a kernel: see test_compile_features",
     "fx_graph_cse": "what it changes around the original is of the device's tensors",
@@ -34,6 +36,7 @@ SAME = {
     "get_gpu_type": "answers as without the device where there is another one",
     "inductor_choices_class": "a setting that is None; each choice asks for the device",
     "monitored_barrier": "asks the group for the device's backend",
+    "select_decomp_table": "what it adds to the rules of the original asks for the device of their tensors",
     "profile._parse_kineto_results": "what it adds after the original are the device's events",
     "store_user_object_weakrefs": "a builtin function that does what upstream's does",
 }

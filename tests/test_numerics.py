@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -317,7 +318,9 @@ def everything() -> dict[str, Callable[[], Any]]:
     """Calls that are large enough for several threads."""
     x, y = randn(200, 1003), randn(1003, 300)
     image, weight = randn(4, 8, 40, 40), randn(16, 8, 3, 3)
-    calls: dict[str, Callable[[], Any]] = {name: lambda f=function: f(x.abs() + 0.1) for name, function in ROWS.items()}
+    calls: dict[str, Callable[[], Any]] = {
+        name: functools.partial(function, x.abs() + 0.1) for name, function in ROWS.items()
+    }
     calls |= {
         "mm": lambda: x @ y,
         "mm in bfloat16": lambda: x.bfloat16() @ y.bfloat16(),
@@ -403,11 +406,12 @@ class Block(torch.nn.Module):
         self.norms = torch.nn.ModuleList([torch.nn.RMSNorm(width), torch.nn.LayerNorm(width)])
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
-        attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         normed = self.norms[1](x)
-        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        result: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return result
 
 
 def model(dtype: torch.dtype) -> torch.nn.Module:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 
+import torch_mtia
 from tests.gate_checks.core import DEVICE, Function, processors, raises, with_values, with_variable
 
 # Decompositions -------------------------------------------------------------------------------------------------------
@@ -26,6 +28,30 @@ def fills_with_no_scalar(masked_fill: Function) -> bool:
 def divides_index_add(index_add: Function) -> bool:
     x = torch.ones(3, device=DEVICE)
     return index_add(x, 0, torch.tensor([1], device=DEVICE), torch.ones(1, device=DEVICE)) is not NotImplemented
+
+
+def divides_softmax(select_decomp_table: Function) -> bool:
+    with torch._inductor.config.patch(batch_invariant=True):
+        softmax = select_decomp_table()[torch.ops.aten._softmax.default]
+    return softmax(torch.ones(3, device=DEVICE), 0, False) is not NotImplemented
+
+
+def compiles_in_no_mode(compile_fx: Function) -> bool:
+    found = []
+
+    def inner_compile(graph: torch.fx.GraphModule, *_args: Any, **_kwargs: Any) -> Function:
+        found.append(torch._inductor.config.batch_invariant)
+        return graph.forward
+
+    with torch_mtia.numerics("batch_invariant"):
+        compile_fx(torch.fx.symbolic_trace(lambda x: x + 1), [torch.ones(3)], inner_compile=inner_compile)
+    return found != [True]
+
+
+def guards_on_no_mode(guard_on_global_state: Function) -> bool:
+    builder = mock.MagicMock()
+    guard_on_global_state(builder, mock.MagicMock())
+    return not builder.guard_manager.root.add_lambda_guard.called
 
 
 def refuses_out_dtype(lowering: Function) -> bool:
