@@ -19,7 +19,7 @@ ANSWER = 12345.5
 SAME = {
     "CompiledKernel._init_handles": "what it adds after the original refuses the device's tensors",
     "AOTAutogradCacheDetails.__init__": "what it adds after the original are places of the device's tensors",
-    "GuardBuilder.GLOBAL_STATE": "adds a guard after those of the original",
+    "GuardBuilder.GLOBAL_STATE": "adds a guard to the original's, for the device's tensors: see test_numerics",
     "ProcessGroup._get_sequence_number_for_group": "asks the group for the device's backend",
     "Int4TilePackedTo4dTensor.from_hp": "of torchao, which is not installed everywhere",
     "_check_hardware_support": "of torchao, which is not installed everywhere",

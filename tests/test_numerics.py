@@ -521,6 +521,15 @@ def test_a_function_is_compiled_for_each_mode() -> None:
     assert modes == [*torch_mtia.environment.NUMERICS[::2], "eager_equals_compiled"]
 
 
+def test_functions_of_other_devices_are_compiled_once() -> None:
+    frames = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda x: x + 1, backend=frames)
+    for mode in ("default", "batch_invariant", "eager_equals_compiled"):
+        with torch_mtia.numerics(mode):
+            compiled(torch.ones(3))
+    assert frames.frame_count == 1
+
+
 def test_a_compiled_function_may_set_the_mode() -> None:
     def function(x: Tensor) -> Tensor:
         with torch_mtia.numerics("batch_invariant"):

@@ -77,8 +77,9 @@ def as_if_upstream_were(replaced: Any, module: str) -> Any:
     return function
 
 
-# What PyTorch counts, and the current device of a process that compiles, which its own device interfaces keep there.
-STATE_THAT_OTHERS_KEEP = ("counters[", "caching_worker_current_devices")
+# What PyTorch counts, the current device of a process that compiles, which its own device interfaces keep there, and
+# the storages that processes share.
+STATE_THAT_OTHERS_KEEP = ("counters[", "caching_worker_current_devices", "shared_cache")
 
 
 def imported_from_upstream(tree: ast.AST) -> set[str]:

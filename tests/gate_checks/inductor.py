@@ -50,6 +50,8 @@ def compiles_in_no_mode(compile_fx: Function) -> bool:
 
 def guards_on_no_mode(guard_on_global_state: Function) -> bool:
     builder = mock.MagicMock()
+    node = mock.Mock(meta={"example_value": torch.empty(0, device=DEVICE)})
+    builder.check_fn_manager.output_graph.graph.nodes = [node]
     guard_on_global_state(builder, mock.MagicMock())
     return not builder.guard_manager.root.add_lambda_guard.called
 

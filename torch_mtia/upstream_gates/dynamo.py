@@ -6,7 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from torch_mtia import _C
+from torch_mtia.backend import device_type
 
 Function = Callable[..., Any]
 
@@ -17,12 +21,19 @@ def store_weak_references(_original: Function) -> Function:
     return _C._make_store_weak_references(graph_bytecode_inputs.index_to_external_object_weakref)
 
 
+def _is_of_the_device(graph: torch.fx.Graph) -> bool:
+    values = tree_leaves([node.meta.get("example_value") for node in graph.nodes])
+    return any(isinstance(value, torch.Tensor) and value.device.type == device_type() for value in values)
+
+
 def guard_on_numerics(original: Function) -> Function:
     from torch_mtia.numerics_mode import numerics
 
     @functools.wraps(original)
     def GLOBAL_STATE(self: Any, guard: Any) -> None:
         original(self, guard)
+        if not _is_of_the_device(self.check_fn_manager.output_graph.graph):
+            return
         mode = numerics.current()
         code = [f"torch_mtia.numerics.current() == {mode!r}"]
         self.guard_manager.root.add_lambda_guard(lambda _: numerics.current() == mode, code, guard.user_stack)
