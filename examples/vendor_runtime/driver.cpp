@@ -217,7 +217,10 @@ Place place_of(Driver& driver, uint64_t address, uint64_t size) {
 }
 
 mtia_status memory_allocate(int32_t device, uint64_t size, mtia_device_ptr* address) {
-  return serve([&](Driver& driver) { *require(address, "address") = driver.device(device).allocate(size); });
+  return serve([&](Driver& driver) {
+    require(address, "address");
+    *address = driver.device(device).allocate(size);
+  });
 }
 
 mtia_status memory_free(int32_t device, mtia_device_ptr address) {
