@@ -72,7 +72,7 @@ DISTRIBUTIONS = {
         page="conformance.md",
         dependencies=(f"torch>={LEAST_TORCH}", *_versions.CONFORMANCE),
         packages=("conformance", "ranks"),
-        modules=("__init__.py", "_versions.py", "environment.py", "torch_version.py", "py.typed"),
+        modules=("__init__.py", "_versions.py", "environment.py", "gpu_targets.py", "torch_version.py", "py.typed"),
         headers=("runtime/mtia_runtime.h",),  # the suite of drivers reads it
     ),
     "clients": Distribution(

@@ -193,7 +193,7 @@ def _parse_sanitize(text: str) -> frozenset[str]:
 def _parse_targets(text: str) -> tuple[str, ...]:
     if not text:
         return ()
-    from torch_mtia.portability.target import parse_all
+    from torch_mtia.gpu_targets import parse_all
 
     return tuple(map(str, parse_all(text.split(","))))
 

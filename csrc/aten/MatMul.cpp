@@ -311,6 +311,10 @@ torch_mtia::OwnedTensor own_term(const Tensor& tensor, const Scalar& factor) {
 // See Note [Products of 16 bits] and Note [Batch invariance].
 void launch_own(const torch_mtia::Operator& op, torch_mtia::Multiply multiply, const Tensor& left, const Tensor& right,
                 const Scalar& alpha, const Tensor& bias, const Scalar& beta, const Tensor& out) {
+  if (multiply == torch_mtia::multiply_as_floats) {  // raise at the call for factors that are none
+    alpha.to<float>();
+    beta.to<float>();
+  }
   const bool reads_bias = torch_mtia::is_set(beta);
   const bool shares =
       left.is_alias_of(out) || right.is_alias_of(out) || (reads_bias && bias.is_alias_of(out) && !bias.is_same(out));

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torch_mtia.gpu_targets import parse_all
 from torch_mtia.portability.launches import Recording
-from torch_mtia.portability.target import parse_all
 
 
 def start(names: Sequence[str]) -> None:

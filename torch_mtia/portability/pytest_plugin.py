@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from torch_mtia.gpu_targets import Target, parse_all
 from torch_mtia.portability import strict
 from torch_mtia.portability.launches import Recording
 from torch_mtia.portability.report import Report
-from torch_mtia.portability.target import Target, parse_all
 
 _recording = pytest.StashKey[Recording]()
 _targets = pytest.StashKey[Sequence[Target]]()

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from torch_mtia.gpu_targets import parse
 from torch_mtia.portability import assembly, layout, source, transfer
 from torch_mtia.portability.assembly import Access, Code
 from torch_mtia.portability.launches import Specialization
 from torch_mtia.portability.rows import Row, job
 from torch_mtia.portability.source import SourceAccess
-from torch_mtia.portability.target import parse
 from torch_mtia.portability.workers import Answer, Pool
 
 Key: TypeAlias = "tuple[str, int, str]"  # file, line, kind

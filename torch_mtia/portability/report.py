@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_mtia.gpu_targets import Target, parse_all
 from torch_mtia.portability import bound, page
 from torch_mtia.portability.chips import CHIPS
 from torch_mtia.portability.counting import count
@@ -17,7 +18,6 @@ from torch_mtia.portability.launches import Recording
 from torch_mtia.portability.lines import described
 from torch_mtia.portability.reasons import explain
 from torch_mtia.portability.rows import Row, compile_rows
-from torch_mtia.portability.target import Target, parse_all
 from torch_mtia.portability.workers import TIMEOUT, Pool
 
 

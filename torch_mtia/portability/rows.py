@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch_mtia.gpu_targets import Target
 from torch_mtia.portability import assembly, transfer
 from torch_mtia.portability.assembly import Access, Code
 from torch_mtia.portability.chips import CHIPS
 from torch_mtia.portability.launches import Specialization
 from torch_mtia.portability.occupancy import Occupancy, occupancy
-from torch_mtia.portability.target import Target
 from torch_mtia.portability.workers import Answer, Job, Pool
 
 COMPILES, DOES_NOT_FIT, FAILS = "compiles", "does not fit", "fails"

@@ -8,11 +8,11 @@ import runpy
 import sys
 from pathlib import Path
 
+from torch_mtia.gpu_targets import parse_all
 from torch_mtia.portability import strict
 from torch_mtia.portability.counting import count
 from torch_mtia.portability.launches import Recording
 from torch_mtia.portability.report import Report
-from torch_mtia.portability.target import parse_all
 
 
 def main() -> None:
