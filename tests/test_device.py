@@ -286,6 +286,7 @@ def test_what_takes_a_device_refuses_one_that_does_not_exist(name: str, index: i
         OF_A_DEVICE[name](index)
 
 
+@pytest.mark.in_tree("the modules are those of mtia")
 def test_test_suites_of_other_projects_initialize_the_device(run_script: RunScript) -> None:
     """As Helion's and tritonbench's do."""
     script = """
