@@ -376,6 +376,9 @@ def test_another_name_of_the_device_obeys_the_environment(run_script: RunScript)
     assert run_script(script, TORCH_MTIA_FALLBACK="force:mm").output() == "{'aten::mm': 1}\n"
 
 
+@pytest.mark.in_tree(
+    "under another name the accelerator stays available, and programs that compile for the CPU raise, too"
+)
 @pytest.mark.parametrize(
     ("value", "why"),
     [
