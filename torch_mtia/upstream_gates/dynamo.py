@@ -32,7 +32,8 @@ def guard_on_numerics(original: Function) -> Function:
     @functools.wraps(original)
     def GLOBAL_STATE(self: Any, guard: Any) -> None:
         original(self, guard)
-        if not _is_of_the_device(self.check_fn_manager.output_graph.graph):
+        graph = getattr(self.check_fn_manager.output_graph, "graph", None)  # what is exported has none here
+        if graph is None or not _is_of_the_device(graph):
             return
         mode = numerics.current()
         code = [f"torch_mtia.numerics.current() == {mode!r}"]
