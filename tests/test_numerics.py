@@ -505,35 +505,28 @@ def test_gradients_are_the_eager_ones_in_compiled_code() -> None:
     assert same(*results)
 
 
-def test_a_function_is_compiled_for_each_mode() -> None:
-    modes = []
+def modes_compiled_for(x: Tensor) -> list[str]:
+    """The modes in which a function of `x` is compiled, if it is called in these."""
+    compiled_for = []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Function:
-        modes.append(torch_mtia.numerics.current())
+        compiled_for.append(torch_mtia.numerics.current())
         return graph.forward
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x + 1, backend=backend)
-    x = randn(3)
     for mode in ("default", "batch_invariant", "default", "eager_equals_compiled", "batch_invariant"):
         with torch_mtia.numerics(mode):
             compiled(x)
-    assert modes == [*torch_mtia.environment.NUMERICS[::2], "eager_equals_compiled"]
+    return compiled_for
+
+
+def test_a_function_is_compiled_for_each_mode() -> None:
+    assert modes_compiled_for(randn(3)) == [*torch_mtia.environment.NUMERICS[::2], "eager_equals_compiled"]
 
 
 def test_functions_of_other_devices_are_compiled_once() -> None:
-    modes = []
-
-    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Function:
-        modes.append(torch_mtia.numerics.current())
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: x + 1, backend=backend)
-    for mode in ("default", "batch_invariant", "eager_equals_compiled"):
-        with torch_mtia.numerics(mode):
-            compiled(torch.ones(3))
-    assert modes == ["default"]
+    assert modes_compiled_for(torch.ones(3)) == ["default"]
 
 
 def test_a_compiled_function_may_set_the_mode() -> None:

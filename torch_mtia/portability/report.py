@@ -162,19 +162,7 @@ def _record(row: Row) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def targets(*names: str, bound: bool = False, timeout: float = TIMEOUT) -> Iterator[Report]:
-    """Returns a context whose report has the kernels that are launched on mtia in it, compiled for GPUs.
-
-    The block runs as it would without. Kernels are compiled when the report is first read, or when the block ends.
-
-    Args:
-        names: of GPUs, as in Triton: "cuda:90", "hip:gfx942".
-        bound: whether the first launch of each specialization is counted, for the least time that it takes there. It is
-            slow, and its numbers may differ in the last bits.
-        timeout: seconds that the compiler of one kernel for one target may take.
-
-    Raises:
-        ValueError: a name is not that of a target, or there is none.
-    """
+    """Returns what `torch_mtia.triton.targets` does, which documents it."""
     chosen = parse_all(names)
     if not chosen:
         raise ValueError("targets() takes at least one name, such as 'cuda:90'")

@@ -501,7 +501,7 @@ class Plan(Part):
     sites: Mapping[Op, Site] | None = field(default=None, metadata=shown("watches what {}: {}"))
     # "NaN" or "NaN or infinity", if what makes them is watched too.
     follows: str = field(default="", metadata=shown("watches what makes {follows}"))
-    counts: str = field(default="", metadata=shown("counts {counts}"))  # "entered blocks", if they are told too
+    counts: str = field(default="", metadata=shown("counts {counts}"))  # "entered blocks", if these are counted, too
 
     @property
     def parameters(self) -> str:
