@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, Reducti
 from torch.utils import _pytree as pytree
 
 import torch_mtia
+from tests.bits import bits, randn, same, threads
 from torch_mtia.backend import device_type
 
 if TYPE_CHECKING:
@@ -34,35 +33,6 @@ COUNTS = (1, 2, 3, 7, 33)  # of rows
 def invariant() -> Iterator[None]:
     with torch_mtia.numerics("batch_invariant"):
         yield
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def randn(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(sizes))
-    return torch.randn(*sizes, dtype=torch.float64, generator=generator).to(dtype).to(device_type())
-
-
-def bits(result: Any) -> list[Tensor]:
-    """The tensors of a result on the host, as integers, with one NaN."""
-    tensors = [value.detach().cpu() for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
-    tensors = [torch.view_as_real(value.resolve_conj()) if value.is_complex() else value for value in tensors]
-    return [
-        torch.where(value.isnan(), float("nan"), value) if value.is_floating_point() else value for value in tensors
-    ]
-
-
-def same(one: Any, other: Any) -> bool:
-    pairs = zip(bits(one), bits(other), strict=True)
-    return all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) and a.isnan().equal(b.isnan()) for a, b in pairs)
 
 
 # Matmuls ------------------------------------------------------------------------------------------------------------
@@ -503,83 +473,6 @@ def test_gradients_are_the_eager_ones_in_compiled_code() -> None:
             loss = F.cross_entropy(function(x), torch.arange(57, device=device_type()))
             results.append((loss, torch.autograd.grad(loss, list(network.parameters()))))
     assert same(*results)
-
-
-def modes_compiled_for(x: Tensor) -> list[str]:
-    """The modes in which a function of `x` is compiled, if it is called in these."""
-    compiled_for = []
-
-    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Function:
-        compiled_for.append(torch_mtia.numerics.current())
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: x + 1, backend=backend)
-    for mode in ("default", "batch_invariant", "default", "eager_equals_compiled", "batch_invariant"):
-        with torch_mtia.numerics(mode):
-            compiled(x)
-    return compiled_for
-
-
-def test_a_function_is_compiled_for_each_mode() -> None:
-    assert modes_compiled_for(randn(3)) == [*torch_mtia.environment.NUMERICS[::2], "eager_equals_compiled"]
-
-
-def test_functions_of_other_devices_are_compiled_once() -> None:
-    assert modes_compiled_for(torch.ones(3)) == ["default"]
-
-
-def test_a_compiled_function_may_set_the_mode() -> None:
-    def function(x: Tensor) -> Tensor:
-        with torch_mtia.numerics("batch_invariant"):
-            return x @ x.t() + 1
-
-    x = randn(40, 300)
-    torch._dynamo.reset()
-    assert same(torch.compile(function)(x), function(x))
-    assert torch_mtia.numerics.current() == "default"
-
-
-# The mode -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_mode_is_restored() -> None:
-    assert torch_mtia.numerics.current() == "default"
-    with torch_mtia.numerics("batch_invariant"):
-        with torch_mtia.numerics("eager_equals_compiled"):
-            assert torch_mtia.numerics.current() == "eager_equals_compiled"
-        assert torch_mtia.numerics.current() == "batch_invariant"
-        with pytest.raises(KeyError), torch_mtia.numerics("default"):
-            raise KeyError
-        assert torch_mtia.numerics.current() == "batch_invariant"
-    assert torch_mtia.numerics.current() == "default"
-    torch_mtia.numerics("batch_invariant")
-    assert torch_mtia.numerics.current() == "batch_invariant"
-    torch_mtia.numerics("default")
-    assert torch_mtia.numerics.current() == "default"
-
-
-@pytest.mark.parametrize("mode", ["batch-invariant", "", None])
-def test_an_unknown_mode_raises(mode: Any) -> None:
-    with pytest.raises(ValueError, match="'default', 'eager_equals_compiled', 'batch_invariant'"):
-        torch_mtia.numerics(mode)
-    assert torch_mtia.numerics.current() == "default"
-
-
-def test_the_mode_is_the_process_s(invariant: None) -> None:  # noqa: ARG001
-    x, w, found = randn(33, 300), randn(300, 70), []
-    expected = (x @ w)[:1]
-    thread = threading.Thread(target=lambda: found.append(x[:1] @ w))
-    thread.start()
-    thread.join()
-    assert same(expected, found[0])
-
-
-def test_a_variable_sets_the_mode(run_script: RunScript) -> None:
-    script = "import torch, torch_mtia; print(torch_mtia.numerics.current(), torch_mtia._C._is_batch_invariant())"
-    assert run_script(script, TORCH_MTIA_NUMERICS="batch_invariant").output().strip() == "batch_invariant True"
-    wrong = "import warnings; warnings.simplefilter('ignore'); import torch; torch.empty(1, device='mtia')"
-    assert "Valid: `default`" in run_script(wrong, TORCH_MTIA_NUMERICS="invariant").stderr
 
 
 def test_a_graph_replays_as_it_was_captured() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch.nn import functional
 
 import torch_mtia
+from tests.bits import threads
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -24,16 +24,6 @@ N = 100_000
 def _native_only() -> Iterator[None]:
     with torch_mtia.fallback.forbid():
         yield
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def filled(fill: Fill, size: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:

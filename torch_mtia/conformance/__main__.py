@@ -36,7 +36,7 @@ SUITES = (
 )
 
 DRIVER_SUITE = "driver"  # of a library, not of a device
-DRIVER_FILES = ("driver", "driver_work")
+DRIVER_FILES = ("driver", "driver_work", "driver_graphs")
 
 LONGEST = 1_000_000  # seconds: more than a timer of faulthandler's takes would be an error later
 

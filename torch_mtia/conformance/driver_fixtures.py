@@ -16,6 +16,7 @@ from torch_mtia.conformance.driver_api import CAPABILITY, CONSTANTS, FUNCTIONS, 
 
 MIB = 1 << 20
 TO_DEVICE, TO_HOST, WITHIN = 0, 1, 2
+ONE = ctypes.create_string_buffer(b"\1", 1)
 SECONDS = 60  # for work of another thread; far more than it takes
 KEPT: list[Any] = []
 """Callbacks: a driver may run them whenever it likes."""
@@ -163,3 +164,14 @@ def launch_kernel(api: Driver, stream: Any, function: Any, grid: tuple[int, int,
     status = api.call("stream_launch_kernel", stream, byref(kernel))
     ctypes.memset(packed, 0, ctypes.sizeof(packed))  # it was read before the return
     return status
+
+
+def assert_waits_for_its_turn(api: Driver, stream: Any, memory: int, submit: Callable[[], object]) -> None:
+    """What `submit` writes into the first byte is there when the work before it is done, and not earlier."""
+    write(api, stream, memory, bytes(8))
+    with new_stream(api) as other:
+        with held(api, stream):
+            submit()
+            time.sleep(0.05)
+            assert read(api, other, memory, 1) == b"\0"
+        assert read(api, stream, memory, 1) == b"\1"
