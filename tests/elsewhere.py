@@ -81,6 +81,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
     meta = {"device": SimpleNamespace(type="cuda")}
     rand = torch.ops.aten.rand.default
     found: dict[str, tuple[Any, ...] | dict[str, Any]] = {
+        "AlgorithmSelectorCache.__call__": (selector, "name", [CHOICE], [], CHOICE.layout, None),
         "AlgorithmSelectorCache.benchmark_choices": (selector, [CHOICE], arguments),
         "AlgorithmSelectorCache.benchmark_collective_choice": (selector, CHOICE, arguments),
         "AlgorithmSelectorCache.benchmark_in_sub_process": (selector, [CHOICE], [], CHOICE.layout, None, None),
@@ -97,6 +98,7 @@ def calls() -> dict[str, tuple[Any, ...] | dict[str, Any]]:
         "Tensor.__deepcopy__": (here, {}),
         "Tensor._reduce_ex_internal": (here, 2),
         "Tensor.new": (here, 3),
+        "TuningProcessPool.benchmark": (selector, [CHOICE]),
         "_SymmetricMemory.get_buffer": (SimpleNamespace(device=CUDA), 0, [1], torch.float32),
         "_SymmetricMemory.get_signal_pad": (SimpleNamespace(device=CUDA), 0),
         "_AllGatherBase.backward": (None, x),

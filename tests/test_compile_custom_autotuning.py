@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 from torch._inductor.autotune_process import AsyncAutotuner, AutotuneProcessPool
-from torch._inductor.exc import InductorError
 from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.utils import fresh_cache
@@ -176,11 +175,17 @@ def test_ranges_of_a_size_have_a_choice_each(rounds: list[list[str]]) -> None:
     assert len(rounds) == measured
 
 
-def test_custom_operators_are_refused_in_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_operators_are_chosen_while_the_pipeline_is_on(
+    rounds: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before lowering goes on: the decomposition that is the quickest is inlined."""
     monkeypatch.setattr(AutotuneProcessPool, "_shutdown_for_inactivity", False)
     monkeypatch.setattr(AsyncAutotuner, "choice_hash_to_future", {})
     product = custom_product()
     register_custom_op_autotuning(product, [CustomOpConfig(product_in_parts, parts=2)])
     options = OPTIONS | {"pipeline_max_autotune_gemm": True, "benchmark_epilogue_fusion": False}
-    with pytest.raises(InductorError, match="AttributeError: 'NoneType' object has no attribute '__getitem__'"):
-        generated(product, *operands(16, 16), options=options)
+    a, b = operands(16, 16)
+    result, _ = generated(lambda a, b: product(a, b) @ b.t(), a, b, options=options)
+    assert_close(result, a @ b @ b.t())
+    assert [len(names) for names in rounds if "product" in names[0]] == [2]
+    assert any("triton_mm" in choice for choice in AsyncAutotuner.choice_hash_to_future)

@@ -46,6 +46,7 @@ def measures_elsewhere(measure: Any) -> bool:
 CHECKS: dict[str, Check] = {
     "AOTAutogradCacheDetails.__init__": inductor.forgets_where_views_are,
     "Accelerator.__init__": clients.makes_no_accelerator,
+    "AlgorithmSelectorCache.__call__": inductor.leaves_to_the_pipeline_what_lowering_needs,
     "AlgorithmSelectorCache.benchmark_choices": inductor.measures_once,
     "AlgorithmSelectorCache.benchmark_collective_choice": distributed.times_no_collective,
     "AlgorithmSelectorCache.benchmark_in_sub_process": measures_elsewhere,
@@ -79,6 +80,7 @@ CHECKS: dict[str, Check] = {
     "TrainingArguments._setup_devices": clients.trains_on_the_cpu,
     "TransformerEncoder.forward": core.makes_strided_nested_tensors,
     "TritonHOPifier.recreate_variable": core.forgets_what_to_restore,
+    "TuningProcessPool.benchmark": inductor.forgets_the_limit,
     "_AcceleratorConnector._check_and_init_precision": clients.casts_elsewhere,
     "_AcceleratorConnector._choose_auto_accelerator": clients.answers_cpu,
     "_AcceleratorConnector._choose_strategy": clients.puts_it_on_the_cpu,

@@ -7,6 +7,7 @@ import inspect
 import io
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -366,9 +367,9 @@ def _pool_that_finds_all_equal() -> Iterator[list[object]]:
 
     def submit(_function: object, request: object) -> SimpleNamespace:
         submitted.append(request)
-        return SimpleNamespace(result=lambda: 1.0)
+        return SimpleNamespace(result=lambda _limit=None: 1.0)
 
-    pool = SimpleNamespace(submit=submit)
+    pool = SimpleNamespace(submit=submit, warm_up=lambda: SimpleNamespace(result=lambda: True))
     with (
         with_values(autotune_process, AutotuneProcessPool=SimpleNamespace(get_instance=lambda: pool)),
         with_values(autotune_process.AsyncAutotuner, choice_hash_to_future={}),
@@ -390,6 +391,40 @@ def measures_once_in_the_pipeline(get_results: Function) -> bool:
         AsyncAutotuner.choice_hash_to_future["choicekey"] = SimpleNamespace(result=lambda: 1.0)
         get_results([_Choice(), _Choice()], "key")
     return not submitted
+
+
+def leaves_to_the_pipeline_what_lowering_needs(choose: Function) -> bool:
+    """A choice that the scheduler is not to make."""
+    from torch._inductor import config
+    from torch._inductor.autotune_process import AutotuneProcessPool
+
+    pipelined: list[bool] = []
+
+    def measure(*_args: object, **_options: object) -> dict[object, float]:
+        pipelined.append(config.pipeline_max_autotune_gemm)
+        return {}
+
+    class _TwoChoices:
+        preprocessing_fns = ()
+        make_precompile_fn = staticmethod(lambda *_, **__: None)
+        do_autotuning = staticmethod(measure)
+
+    choice = SimpleNamespace(output_node=lambda: None)
+    with (
+        config.patch(pipeline_max_autotune_gemm=True),
+        with_values(AutotuneProcessPool, _shutdown_for_inactivity=False),
+    ):
+        choose(_TwoChoices(), "mm", [choice, choice], [], _LAYOUT, {})
+    return any(pipelined)
+
+
+def forgets_the_limit(benchmark: Function) -> bool:
+    from torch._inductor import config
+
+    with ThreadPoolExecutor(1) as executor, config.patch(max_autotune_subproc_result_timeout_seconds=1.5):
+        limit = lambda _: config.max_autotune_subproc_result_timeout_seconds  # noqa: E731
+        times = benchmark(SimpleNamespace(executor=executor, target=limit), [choice := _Choice()])
+    return bool(times[choice] != 1.5)
 
 
 # Packages -------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError as TooLong
+from concurrent.futures.process import BrokenProcessPool
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -140,7 +144,8 @@ def replayed_from_a_graph(original: Callable[..., float]) -> Callable[..., float
 
 
 class _Measurement:
-    """Stands for the future of a measurement in the other process, which begins when its result is asked for."""
+    """Stands for the future of a measurement in the other process, which begins when its result is asked for. One that
+    fails, ends the process or takes too long is infinite."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -150,9 +155,24 @@ class _Measurement:
 
     @functools.cached_property
     def _time(self) -> float:
+        from torch._inductor import config
         from torch._inductor.autotune_process import AutotuneProcessPool, run_autotune_in_subprocess
 
-        return float(AutotuneProcessPool.get_instance().submit(run_autotune_in_subprocess, self._request).result())
+        instance = AutotuneProcessPool.get_instance()
+        instance.warm_up().result()  # the start of the process does not count
+        limit = config.max_autotune_subproc_result_timeout_seconds
+        measurement = instance.submit(run_autotune_in_subprocess, self._request)
+        try:
+            return float(measurement.result(limit))
+        except TooLong:
+            reason = f"took more than {limit} seconds (max_autotune_subproc_result_timeout_seconds)"
+        except BrokenProcessPool:
+            reason = "ended the process that measured it"
+        for process in list((instance.pool._processes or {}).values()):
+            process.kill()
+        AutotuneProcessPool.shutdown_instance()  # the next measurement starts another process
+        warnings.warn(f"The choice '{self._request.kernel_name}' {reason}. It will be ignored.", stacklevel=2)
+        return math.inf
 
 
 def measured_while_nothing_is_compiled(original: Any) -> Any:
@@ -166,3 +186,43 @@ def measured_while_nothing_is_compiled(original: Any) -> Any:
         original.__func__(cls, choices, inputs_key)
 
     return start
+
+
+def chosen_at_once_where_the_choice_is_needed(original: Any) -> Any:
+    """Before lowering goes on, unless the scheduler is to choose."""
+
+    @functools.wraps(original)
+    def choose(
+        self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, input_gen_fns: Any = None, **options: Any
+    ) -> Any:
+        from torch._inductor import config
+        from torch._inductor.autotune_process import use_pipelined_autotuning
+
+        is_left_to_the_scheduler = (
+            input_gen_fns is None
+            and options.get("return_multi_template")
+            and (config.max_autotune or config.max_autotune_gemm)
+        )
+        is_ours = layout.device.type == device_type()
+        if not is_ours or is_left_to_the_scheduler or not use_pipelined_autotuning():
+            return original(self, name, choices, input_nodes, layout, input_gen_fns, **options)
+        with config.patch(pipeline_max_autotune_gemm=False):
+            return original(self, name, choices, input_nodes, layout, input_gen_fns, **options)
+
+    return choose
+
+
+def limited_as_configured(original: Any) -> Any:
+    """Configuration is per thread: the threads that wait for a process see that of the caller."""
+
+    @functools.wraps(original)
+    def benchmark(self: Any, choices: Iterable[Any]) -> Timings:
+        if any(choice.layout.device.type != device_type() for choice in choices):
+            timings: Timings = original(self, choices)
+            return timings
+        choices = list(choices)
+        contexts = [copy_context() for _ in choices]
+        times = self.executor.map(lambda context, choice: context.run(self.target, choice), contexts, choices)
+        return dict(zip(choices, times, strict=True))
+
+    return benchmark

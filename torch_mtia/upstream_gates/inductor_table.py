@@ -312,6 +312,23 @@ GATES: tuple[Gate, ...] = (
         replace=autotuning.measured_while_nothing_is_compiled,
     ),
     Gate(
+        name="AlgorithmSelectorCache.__call__",
+        modules=("torch._inductor.select_algorithm",),
+        reason=Reason.FAULT,
+        why="With pipeline_max_autotune_gemm, custom operators and FlexAttention, whose choice lowering needs at once, "
+        "have no times: they are measured in this process.",
+        issue="pipelined_autotuning.md",
+        replace=autotuning.chosen_at_once_where_the_choice_is_needed,
+    ),
+    Gate(
+        name="TuningProcessPool.benchmark",
+        modules=("torch._inductor.autotune_process",),
+        reason=Reason.FAULT,
+        why="A thread reads max_autotune_subproc_result_timeout_seconds, and configuration is per thread.",
+        issue="pipelined_autotuning.md",
+        replace=autotuning.limited_as_configured,
+    ),
+    Gate(
         name="Benchmarker.benchmark_gpu_with_cuda_graph",
         modules=("torch._inductor.runtime.benchmarking",),
         reason=Reason.CUDA,
