@@ -304,5 +304,6 @@ def test_test_suites_of_other_projects_initialize_the_device(run_script: RunScri
     )
     of_a_function = "from mtia.re.re_unittest_lib import init_mtia_device", "init_mtia_device()"
     launcher = "from triton_mtia.python.mtia.eager import mtia_triton_launcher", "mtia_triton_launcher.init()"
-    for imports, initialize in (of_a_class, of_a_function, launcher):
+    backends = "from mtia.host_runtime.torch_mtia import dynamo_backends", "torch.mtia.init()"
+    for imports, initialize in (of_a_class, of_a_function, launcher, backends):
         assert run_script(script.format(imports=imports, initialize=initialize)).output() == "True\n"

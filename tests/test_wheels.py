@@ -143,6 +143,7 @@ def test_the_wheel_is_for_one_pytorch_and_has_what_users_need(wheel: Path) -> No
         "torch_mtia/new_backend/package-template/ci.sh",
         "mtia/triton/__init__.py",
         "mtia/host_runtime/torch_mtia/dynamic_library.py",
+        "mtia/host_runtime/torch_mtia/dynamo_backends.py",
         "mtia/re/re_unittest_lib.py",
         "triton_mtia/python/mtia/eager/mtia_triton_launcher.py",
     ):

@@ -156,4 +156,11 @@ GATES: tuple[Gate, ...] = (
         why="sentence-transformers encodes on the first device that there is of a list, or on the CPU.",
         replace=replacements.named_instead_of_cpu,
     ),
+    Gate(
+        name="infer_device",
+        modules=("liger_kernel.utils",),
+        reason=Reason.CLIENT,
+        why="Liger Kernel's layers and its tests compute on the first device that there is of a list, or on the CPU.",
+        replace=replacements.named_instead_of_cpu,
+    ),
 )

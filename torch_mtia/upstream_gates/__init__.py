@@ -74,7 +74,8 @@ TABLES: dict[str, tuple[str, ...]] = {
         "torch.utils.flop_counter",
     ),
     "clients.table": (
-        *("accelerate", "kernels", "peft", "safetensors", "sentence_transformers", "torch_geometric", "transformers"),
+        *("accelerate", "kernels", "liger_kernel", "peft", "safetensors", "sentence_transformers", "torch_geometric"),
+        "transformers",
     ),
     "clients.lightning_table": ("lightning", "lightning_fabric", "pytorch_lightning"),
 }
