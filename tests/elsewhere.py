@@ -18,6 +18,8 @@ ANSWER = 12345.5
 
 SAME = {
     "CompiledKernel._init_handles": "what it adds after the original refuses the device's tensors",
+    "Autotuner._bench": "asks whose driver Triton's is",
+    "Autotuner.prune_configs": "sets an attribute, which nothing else reads",
     "AOTAutogradCacheDetails.__init__": "what it adds after the original are places of the device's tensors",
     "GuardBuilder.GLOBAL_STATE": "adds a guard to the original's, for the device's tensors: see test_numerics",
     "ProcessGroup._get_sequence_number_for_group": "asks the group for the device's backend",

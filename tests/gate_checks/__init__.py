@@ -52,6 +52,8 @@ CHECKS: dict[str, Check] = {
     "AlgorithmSelectorCache.benchmark_in_sub_process": measures_elsewhere,
     "AsyncAutotuner.get_results": inductor.measures_once_in_the_pipeline,
     "AsyncAutotuner.start": inductor.measures_at_once,
+    "Autotuner._bench": partial(core.measures_the_same_code_again, "_bench"),
+    "Autotuner.prune_configs": partial(core.measures_the_same_code_again, "prune_configs"),
     "Benchmarker.benchmark_gpu_with_cuda_graph": lambda measure: core.raises(measure, None, lambda: None),
     "CacheBase.get_local_cache_path": inductor.file_of_times_is_of_no_device,
     "CompiledKernel._init_handles": core.launches_what_did_not_load,

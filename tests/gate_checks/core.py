@@ -103,6 +103,18 @@ def attends_to_nothing(jagged_attention: Function) -> bool:
 # Triton ---------------------------------------------------------------------------------------------------------------
 
 
+def measures_the_same_code_again(name: str, method: Function) -> bool:
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    from tests.test_triton_same_code import Measurement, fill, of_warps
+
+    measurement = Measurement(triton.JITFunction(fill.fn), of_warps(BLOCK=64))
+    with with_values(Autotuner, **{name: method}):
+        measurement.launch(1.0)
+    return measurement.count > 1
+
+
 def launches_what_did_not_load(init_handles: Function) -> bool:
     """A kernel of the device."""
     from triton.compiler import compiler

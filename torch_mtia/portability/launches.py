@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_mtia import _C
+from torch_mtia.triton import same_code
 from torch_mtia.triton.launch import Compiled
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ class Recording:
 
     def start(self) -> None:
         _recordings.append(self)
+        same_code.observers.add(self)
         _known.clear()
         _C._observe_launches(_observe)
 
     def stop(self) -> None:
         _recordings.remove(self)
+        same_code.observers.discard(self)
         if not _recordings:
             _known.clear()
             _C._observe_launches(None)

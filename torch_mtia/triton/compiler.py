@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -141,7 +142,7 @@ def _compiling() -> Iterator[None]:
         raise _compilation_error(error.message, file, line) from None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PlanStage:
     """A plan, with the text that Triton keeps of it."""
 
@@ -150,6 +151,62 @@ class PlanStage:
 
     def __str__(self) -> str:
         return self.text
+
+
+# Note [Same code]
+# Options that only a GPU has, such as num_warps, reach no stage but the first, Triton's, which writes them nowhere
+# unless the kernel asks for them. So configurations that differ in these alone have the same TTIR, and what follows is
+# remembered by what it is made of: the functions below take nothing else.
+_remembered = functools.lru_cache(maxsize=32)
+
+
+@_remembered
+def _planned(
+    text: str, arch: str, *, contracts: bool, count: bool, instrument: bool, follow_numbers: bool, order: int
+) -> PlanStage:
+    from torch_mtia.triton import machine
+    from torch_mtia.triton.ir import parser
+    from torch_mtia.triton.ir.simplify import simplify
+    from torch_mtia.triton.plan.instrumentation import ENTERED_BLOCKS, read_once
+    from torch_mtia.triton.plan.program import plan_kernel
+    from torch_mtia.triton.plan.text import plan_text
+
+    parsed = parser.parse(text)
+    level = machine.level(arch)
+    if count:  # the blocks of the source, and each of its loads once
+        read_once(parsed)
+    else:
+        simplify(parsed, contracts=contracts and "fma" in level.features)
+    plan = plan_kernel(parsed, level.lanes, level.features, instrument, follow_numbers, order)
+    if count:
+        plan = dataclasses.replace(plan, counts=ENTERED_BLOCKS)
+    return PlanStage(plan, plan_text(plan))
+
+
+@_remembered
+def _emitted(stage: PlanStage, arch: str, saturate_fp8: bool) -> str:
+    from torch_mtia.triton import machine
+    from torch_mtia.triton.emit.program import emit_program
+
+    program = emit_program(stage.plan, arch, saturate_fp8)
+    arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
+    header = f"; mtia arguments={arguments} scratch={stage.plan.scratch_size} cost={stage.plan.cost}\n"
+    return header + machine.optimize(program.text, arch)
+
+
+@_remembered
+def _assembly(source: str, arch: str) -> str:
+    from torch_mtia.triton import machine
+
+    description, _, _ = source.partition("\n")
+    return f"#{description[1:]}\n{machine.assembly(source, arch)}"
+
+
+@_remembered
+def _object(source: str, arch: str) -> bytes:
+    from torch_mtia.triton import machine
+
+    return machine.assemble(source, arch)
 
 
 class MTIABackend(BaseBackend):
@@ -251,59 +308,46 @@ class MTIABackend(BaseBackend):
 
     @staticmethod
     def make_plan(module: Any, metadata: dict[str, Any], options: MTIAOptions) -> PlanStage:
-        from torch_mtia.triton import machine
         from torch_mtia.triton.ir import parser
-        from torch_mtia.triton.ir.simplify import simplify
-        from torch_mtia.triton.plan.instrumentation import ENTERED_BLOCKS, read_once
-        from torch_mtia.triton.plan.program import plan_kernel
-        from torch_mtia.triton.plan.text import plan_text
 
         with _compiling():
-            parsed = parser.parse(parser.generic_text(module))
-            level = machine.level(options.arch)
-            if options.count:  # the blocks of the source, and each of its loads once
-                read_once(parsed)
-            else:
-                simplify(parsed, contracts=options.enable_fp_fusion and "fma" in level.features)
-            plan = plan_kernel(
-                parsed, level.lanes, level.features, options.instrument, options.follow_numbers, options.order
+            stage = _planned(
+                parser.generic_text(module),
+                options.arch,
+                contracts=options.enable_fp_fusion,
+                count=options.count,
+                instrument=options.instrument,
+                follow_numbers=options.follow_numbers,
+                order=options.order,
             )
-            if options.count:
-                plan = dataclasses.replace(plan, counts=ENTERED_BLOCKS)
-            if options.ir_override is None or not options.ir_override.endswith(".plan"):
-                return PlanStage(plan, plan_text(plan))
+        if options.ir_override is None or not options.ir_override.endswith(".plan"):
+            return stage
         from torch_mtia.triton.plan.override import changed_plan
+        from torch_mtia.triton.plan.text import plan_text
 
         metadata["ir_override"] = None  # done here: Triton does not know what kind of file it is
-        return PlanStage(changed := changed_plan(plan, Path(options.ir_override).read_text()), plan_text(changed))
+        changed = changed_plan(stage.plan, Path(options.ir_override).read_text())
+        return PlanStage(changed, plan_text(changed))
 
     @staticmethod
     def make_llir(stage: PlanStage, metadata: dict[str, Any], options: MTIAOptions) -> str:
-        from torch_mtia.triton import machine
-        from torch_mtia.triton.emit.program import emit_program
-
         if not isinstance(stage, PlanStage):
             raise ValueError("TRITON_KERNEL_OVERRIDE reads no .plan: name the file in ir_override, or replace .llir")
-        plan, metadata["ir_override"] = stage.plan, options.ir_override
+        metadata["ir_override"] = options.ir_override
         with _compiling():
-            program = emit_program(plan, options.arch, options.saturate_fp8)
-        metadata["name"] = plan.name
+            text = _emitted(stage, options.arch, options.saturate_fp8)
+        metadata["name"] = stage.plan.name
         metadata["shared"] = 0
         metadata["tmem_size"] = 0
         metadata["global_scratch_size"] = 0
         metadata["global_scratch_align"] = 1
         metadata["profile_scratch_size"] = 0
         metadata["profile_scratch_align"] = 1
-        arguments = ",".join(f"{kind}:{size}" for kind, size in program.arguments)
-        header = f"; mtia arguments={arguments} scratch={plan.scratch_size} cost={plan.cost}\n"
-        return header + machine.optimize(program.text, options.arch)
+        return text
 
     @staticmethod
     def make_assembly(source: str, options: MTIAOptions) -> str:
-        from torch_mtia.triton import machine
-
-        description, _, _ = source.partition("\n")
-        return f"#{description[1:]}\n{machine.assembly(source, options.arch)}"
+        return _assembly(source, options.arch)
 
     @staticmethod
     def make_image(source: str | None, metadata: dict[str, Any], options: MTIAOptions) -> bytes:
@@ -315,7 +359,7 @@ class MTIABackend(BaseBackend):
         if match is None:
             raise ValueError("the assembly does not begin with the line that describes the kernel's arguments")
         return image.build(
-            machine.assemble(source, options.arch),
+            _object(source, options.arch),
             name=metadata["name"],
             entry="mtia_entry",
             arguments=[image.Argument(*map(int, part.split(":"))) for part in match[1].split(",") if part],

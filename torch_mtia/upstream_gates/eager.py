@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -170,6 +171,31 @@ def carrying_over(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, variable, kernel=kernel, **others)
 
     return recreate_variable
+
+
+def forgetting_what_was_measured(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a measurement of an autotuner: what the last one found, for other arguments, is no longer true."""
+
+    @functools.wraps(original)
+    def prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
+        self.measured_on_mtia = {}
+        return original(self, kwargs)
+
+    return prune_configs
+
+
+def measured_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
+        measure = functools.partial(original, self, *args, config=config, **meta)
+        measured = vars(self).get("measured_on_mtia")
+        if measured is None or not _is_triton_ours():
+            return measure()
+        from torch_mtia.triton import same_code
+
+        return same_code.measured_once(measured, measure, self, config, args, meta)
+
+    return _bench
 
 
 def _is_triton_ours() -> bool:

@@ -27,6 +27,21 @@ GATES: tuple[Gate, ...] = (
         replace=eager.keeping_our_binaries,
     ),
     Gate(
+        name="Autotuner.prune_configs",
+        modules=("triton.runtime.autotuner",),
+        reason=Reason.SPEED,
+        why="With it, an autotuner begins to measure: what it measured before was for other arguments.",
+        replace=eager.forgetting_what_was_measured,
+    ),
+    Gate(
+        name="Autotuner._bench",
+        modules=("triton.runtime.autotuner",),
+        reason=Reason.SPEED,
+        why="Configurations that differ in what only a GPU has, such as num_warps, are the same code here: an "
+        "autotuner would measure it once for each.",
+        replace=eager.measured_once,
+    ),
+    Gate(
         name="TritonHOPifier.recreate_variable",
         modules=("torch._higher_order_ops.triton_kernel_wrap",),
         reason=Reason.FAULT,
