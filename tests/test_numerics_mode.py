@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import torch_mtia
 from tests.bits import randn, same
+from torch_mtia.backend import device_type
 
 if TYPE_CHECKING:
     from tests.conftest import RunScript
@@ -41,6 +44,23 @@ def test_a_function_is_compiled_for_each_mode() -> None:
 
 def test_functions_of_other_devices_are_compiled_once() -> None:
     assert modes_compiled_for(torch.ones(3)) == ["default"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", device_type()])
+def test_only_functions_of_the_device_are_compiled_with_the_options_of_a_mode(kind: str) -> None:
+    options = []
+
+    class Pass(CustomGraphPass):
+        def __call__(self, _graph: torch.fx.Graph) -> None:
+            options.append((config.batch_invariant, config.emulate_precision_casts, config.pattern_matcher))
+
+        def uuid(self) -> object:
+            return "test of options"
+
+    torch._dynamo.reset()
+    with torch_mtia.numerics("batch_invariant"), config.patch(joint_custom_pre_pass=Pass(), force_disable_caches=True):
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=kind))
+    assert options == [(False, False, True) if kind == "cpu" else (True, True, False)]
 
 
 def test_a_compiled_function_may_set_the_mode() -> None:

@@ -37,19 +37,6 @@ OPERATORS = frozenset(
 OPTIONS: dict[str, Any] = {"batch_invariant": True, "emulate_precision_casts": True, "pattern_matcher": False}
 
 
-def compiled_in_the_mode(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds OPTIONS to those of the program. Upstream calls this again, with the options in force."""
-    from torch_mtia.numerics_mode import numerics
-
-    @functools.wraps(original)
-    def compile_fx(*args: Any, config_patches: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-        if numerics.current() != "default" and not config_patches:
-            config_patches = {name: value for name, value in OPTIONS.items() if getattr(config, name) != value}
-        return original(*args, config_patches=config_patches, **kwargs)
-
-    return compile_fx
-
-
 def is_left_whole(node: Node) -> bool:
     """Whether a node is to be lowered to the call of its operator."""
     if not config.batch_invariant or not _is_listed(node.target):

@@ -6,11 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_leaves
-
 from torch_mtia import _C
-from torch_mtia.backend import device_type
+from torch_mtia.upstream_gates.ours import is_ours
 
 Function = Callable[..., Any]
 
@@ -21,11 +18,6 @@ def store_weak_references(_original: Function) -> Function:
     return _C._make_store_weak_references(graph_bytecode_inputs.index_to_external_object_weakref)
 
 
-def _is_of_the_device(graph: torch.fx.Graph) -> bool:
-    values = tree_leaves([node.meta.get("example_value") for node in graph.nodes])
-    return any(isinstance(value, torch.Tensor) and value.device.type == device_type() for value in values)
-
-
 def guard_on_numerics(original: Function) -> Function:
     from torch_mtia.numerics_mode import numerics
 
@@ -33,7 +25,7 @@ def guard_on_numerics(original: Function) -> Function:
     def GLOBAL_STATE(self: Any, guard: Any) -> None:
         original(self, guard)
         graph = getattr(self.check_fn_manager.output_graph, "graph", None)  # what is exported has none here
-        if graph is None or not _is_of_the_device(graph):
+        if graph is None or not is_ours(list(graph.nodes)):
             return
         mode = numerics.current()
         code = [f"torch_mtia.numerics.current() == {mode!r}"]

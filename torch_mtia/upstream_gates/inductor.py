@@ -196,9 +196,21 @@ def keeps_to_buffer_limit(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def compiled_in_the_mode(original: Callable[..., Any]) -> Callable[..., Any]:
-    from torch_mtia.inductor import eager_sums
+    """Adds eager_sums.OPTIONS to those of the program. Upstream calls this again, with the options in force."""
+    from torch._inductor import config
 
-    return eager_sums.compiled_in_the_mode(original)
+    from torch_mtia.inductor.eager_sums import OPTIONS
+    from torch_mtia.numerics_mode import numerics
+
+    @functools.wraps(original)
+    def compile_fx(model: Any, example_inputs: Any, *args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
+        if numerics.current() != "default" and not config_patches:
+            nodes = getattr(getattr(model, "graph", None), "nodes", ())
+            if is_ours(list(example_inputs), list(nodes)):
+                config_patches = {name: value for name, value in OPTIONS.items() if getattr(config, name) != value}
+        return original(model, example_inputs, *args, config_patches=config_patches, **kwargs)
+
+    return compile_fx
 
 
 def without_eager_sums(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,8 @@ from torch_mtia.backend import device_type
 def is_ours(*values: Any) -> bool:
     """Whether one of the values is on the device; if none is on any device, whether the device is the accelerator.
 
-    Values are tensors, devices, nodes of a graph that stand for tensors, Inductor's buffers, and containers of these.
+    Values are tensors, devices, nodes of a graph that stand for tensors (Dynamo's nodes, too), Inductor's buffers, and
+    containers of these.
     """
     if len(values) == 1 and type(values[0]) is torch.Tensor:  # quickly
         return values[0].device.type == device_type()
@@ -57,6 +58,6 @@ def _devices(value: Any) -> Iterator[torch.device]:
     elif isinstance(value, dict):
         yield from _devices(list(value.values()))
     elif isinstance(meta := getattr(value, "meta", None), dict):
-        yield from _devices(meta.get("val"))
+        yield from _devices(meta.get("val", meta.get("example_value")))
     elif callable(get_device := getattr(value, "get_device", None)):
         yield from _devices(get_device())
