@@ -219,6 +219,19 @@ def test_the_options_of_a_launch_are_those_of_the_target(vectors: list[torch.Ten
     assert hip.code.warps == 8
 
 
+def test_waves_per_eu_bounds_the_programs_of_amds_chips(vectors: list[torch.Tensor]) -> None:
+    with targets(HIP) as report:
+        add[(1,)](*vectors, N, BLOCK=512, waves_per_eu=2)
+    (row,) = report.rows
+    assert row.code is not None
+    assert row.occupancy is not None
+    # With 168 of 512 registers, three waves would be resident in each of four units.
+    assert row.code.registers < 32
+    assert row.code.allocated == 169
+    assert (row.occupancy.programs, row.occupancy.warps) == (2, 8)
+    assert f"{row.code.registers} registers ({row.code.allocated} allocated)" in str(report)
+
+
 def test_every_option_of_a_gpus_launch_is_accepted_here() -> None:
     from triton.backends.amd.compiler import HIPOptions
     from triton.backends.nvidia.compiler import CUDAOptions

@@ -26,6 +26,7 @@ class Access(NamedTuple):
 
 class Code(NamedTuple):
     registers: int  # of a thread
+    allocated: int  # registers that a thread takes: of AMD more than it uses, if `waves_per_eu` bounds resident waves
     spilled: int  # bytes of a thread that are stored because there are no registers for them
     stack: int  # bytes of a thread
     shared: int  # bytes of a program
@@ -47,6 +48,7 @@ def read(files: Mapping[str, str], metadata: Mapping[str, Any], resources: str, 
     if "ptx" in files:
         text = Path(files["ptx"]).read_text()
         registers, stack, local = (_number(rf"\b{name}:(\d+)", resources) for name in ("REG", "STACK", "LOCAL"))
+        allocated = registers
         matrix = re.findall(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b", text)
         spilled, accesses = spilled_bytes(sass), _of_ptx(text)
         stack += local
@@ -56,11 +58,12 @@ def read(files: Mapping[str, str], metadata: Mapping[str, Any], resources: str, 
             _number(rf"\.{name}:\s+(\d+)", text)
             for name in ("vgpr_count", "private_segment_fixed_size", "vgpr_spill_count")
         )
+        allocated = _number(r"\.amdhsa_next_free_vgpr\s+(\d+)", text)
         spilled *= 4
         matrix = re.findall(r"\bv_(s?mfmac?|s?wmmac?)_", text)
         accesses = _of_amdgcn(text)
     names = tuple(sorted({name.removesuffix("_async") for name in matrix}))
-    return Code(registers, spilled, stack, shared, warps, names, tuple(_by_line(accesses)))
+    return Code(registers, allocated, spilled, stack, shared, warps, names, tuple(_by_line(accesses)))
 
 
 def _number(pattern: str, text: str) -> int:

@@ -40,7 +40,8 @@ def resources(row: Row) -> str:
     stack = f", {code.stack} bytes of stack" if code.stack else ""
     of = f" of {row.max_shared:,}" if row.max_shared is not None else ""
     spilled = f"{code.spilled} bytes spilled" if code.spilled else "no spills"
-    return f"{code.registers} registers, {spilled}{stack}; {code.shared:,}{of} bytes of shared memory"
+    allocated = f" ({code.allocated} allocated)" if code.allocated != code.registers else ""
+    return f"{code.registers} registers{allocated}, {spilled}{stack}; {code.shared:,}{of} bytes of shared memory"
 
 
 def resident(row: Row) -> str:

@@ -137,6 +137,7 @@ def _record(row: Row) -> dict[str, Any]:
         "message": row.message,
         "place": row.place,
         "registers": code and code.registers,
+        "allocated_registers": code and code.allocated,
         "spilled_bytes": code and code.spilled,
         "stack_bytes": code and code.stack,
         "shared_bytes": code and code.shared,

@@ -124,7 +124,7 @@ def fill(row: Row, answer: Answer) -> None:
     if chip is None:
         return
     row.max_shared = chip.max_shared
-    row.occupancy = occupancy(chip, row.target.startswith("cuda"), code.registers, code.shared, code.warps)
+    row.occupancy = occupancy(chip, row.target.startswith("cuda"), code.allocated, code.shared, code.warps)
     columns = answer["metadata"].get("tmem_size") or 0
     if code.shared > chip.max_shared:
         row.message = _out_of_resources(code.shared, chip.max_shared, "shared memory")
