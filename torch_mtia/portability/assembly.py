@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch_mtia.portability import banks
+from torch_mtia.portability.banks import SharedAccess
 
 WIDEST = 128  # bits of one thread's access to global memory
 
@@ -33,6 +36,7 @@ class Code(NamedTuple):
     warps: int  # of a program
     matrix: tuple[str, ...]  # the instructions of tensor cores, or matrix cores
     accesses: tuple[Access, ...]
+    shared_accesses: tuple[SharedAccess, ...]  # of CUDA
 
 
 def read(files: Mapping[str, str], metadata: Mapping[str, Any], resources: str, sass: str) -> Code:
@@ -50,7 +54,9 @@ def read(files: Mapping[str, str], metadata: Mapping[str, Any], resources: str, 
         registers, stack, local = (_number(rf"\b{name}:(\d+)", resources) for name in ("REG", "STACK", "LOCAL"))
         allocated = registers
         matrix = re.findall(r"\b(wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b", text)
-        spilled, accesses = spilled_bytes(sass), _of_ptx(text)
+        lines = list(located(text))
+        spilled, accesses = spilled_bytes(sass), _of_ptx(lines)
+        shared_accesses = banks.shared_accesses(lines, banks.WARP * warps)
         stack += local
     else:
         text = Path(files["amdgcn"]).read_text()
@@ -61,9 +67,11 @@ def read(files: Mapping[str, str], metadata: Mapping[str, Any], resources: str, 
         allocated = _number(r"\.amdhsa_next_free_vgpr\s+(\d+)", text)
         spilled *= 4
         matrix = re.findall(r"\bv_(s?mfmac?|s?wmmac?)_", text)
-        accesses = _of_amdgcn(text)
+        accesses, shared_accesses = _of_amdgcn(text), []
     names = tuple(sorted({name.removesuffix("_async") for name in matrix}))
-    return Code(registers, allocated, spilled, stack, shared, warps, names, tuple(_by_line(accesses)))
+    return Code(
+        registers, allocated, spilled, stack, shared, warps, names, tuple(_by_line(accesses)), tuple(shared_accesses)
+    )
 
 
 def _number(pattern: str, text: str) -> int:
@@ -85,22 +93,34 @@ _PTX_GLOBAL = re.compile(
 )
 
 
-def _of_ptx(text: str) -> Iterator[tuple[str, int, str, int]]:
-    """File, line, kind and bits of each access."""
-    files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE))
+def located(text: str) -> Iterator[tuple[str, int, str]]:
+    """Returns the lines of assembly, each with its file and line in the source."""
+    files = {
+        number: f"{folder}/{name}" if name else folder
+        for number, folder, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', text, re.MULTILINE)
+    }
     place = ("", 0)
     for line in text.splitlines():
         if match := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
             if match[2] != "0":
                 place = (files.get(match[1], ""), int(match[2]))
-        elif match := _PTX_GLOBAL.search(line):
-            if match["copied"]:
-                yield (*place, "load", 8 * int(match["copied"], 0))
-            elif match["bulk"]:
-                yield (*place, "load" if match["bulk"] == "shared" else "store", 0)
-            else:
-                kind = {"ld": "load", "st": "store"}.get(match["op"], "atomic")
-                yield (*place, kind, _ptx_bits(match["modifiers"]))
+        else:
+            yield (*place, line)
+
+
+def _of_ptx(lines: Iterable[tuple[str, int, str]]) -> Iterator[tuple[str, int, str, int]]:
+    """File, line, kind and bits of each access."""
+    for file, number, line in lines:
+        match = _PTX_GLOBAL.search(line)
+        if match is None:
+            continue
+        if match["copied"]:
+            yield file, number, "load", 8 * int(match["copied"], 0)
+        elif match["bulk"]:
+            yield file, number, "load" if match["bulk"] == "shared" else "store", 0
+        else:
+            kind = {"ld": "load", "st": "store"}.get(match["op"], "atomic")
+            yield file, number, kind, _ptx_bits(match["modifiers"])
 
 
 def _ptx_bits(modifiers: str) -> int:
@@ -119,17 +139,9 @@ _GCN_GLOBAL = re.compile(r"^\s*(?:global|buffer|flat)_(?P<kind>load|store|atomic
 
 
 def _of_amdgcn(text: str) -> Iterator[tuple[str, int, str, int]]:
-    files = {
-        number: f"{folder}/{name}" if name else folder
-        for number, folder, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', text, re.MULTILINE)
-    }
-    place = ("", 0)
-    for line in text.splitlines():
-        if match := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
-            if match[2] != "0":
-                place = (files.get(match[1], ""), int(match[2]))
-        elif match := _GCN_GLOBAL.match(line):
-            yield (*place, match["kind"], _gcn_bits(match["what"]))
+    for file, number, line in located(text):
+        if match := _GCN_GLOBAL.match(line):
+            yield file, number, match["kind"], _gcn_bits(match["what"])
 
 
 def _gcn_bits(what: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_mtia.portability import bound
-from torch_mtia.portability.assembly import Access
+from torch_mtia.portability.assembly import Access, Code
 from torch_mtia.portability.rows import COMPILES, FAILS, Row
 
 
@@ -31,6 +31,22 @@ def described(row: Row) -> Iterator[str]:
         reason, run = row.reasons.get(key), row.contiguous.get(key)
         warp = "" if run is None else f", {run} bytes in a row by a warp" if run else ", no two in a row by a warp"
         yield f"  line {access.line}: {access.kind} of {widths(access)}{warp}" + (f": {reason}" if reason else "")
+    yield from (f"  {line}" for line in bank_conflicts(code))
+
+
+def bank_conflicts(code: Code) -> Iterator[str]:
+    """Returns a line for each conflict in shared memory, and one for the other accesses."""
+    unknown: dict[str, list[str]] = {}
+    for each in code.shared_accesses:
+        if each.ways is None:
+            unknown.setdefault(each.why, []).append(f"line {each.line}")
+        elif each.ways > 1:
+            yield f"line {each.line}: {each.kind} in shared memory with {each.ways}-way bank conflicts"
+    free = len({(each.file, each.line) for each in code.shared_accesses if each.ways == 1})
+    parts = [f"none in {free} line{'s' * (free != 1)} of loads or stores"] if free else []
+    parts += [f"not known of {', '.join(dict.fromkeys(places))}, {why}" for why, places in unknown.items()]
+    if parts:
+        yield f"bank conflicts: {'; '.join(parts)}"
 
 
 def resources(row: Row) -> str:

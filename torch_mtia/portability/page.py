@@ -44,9 +44,8 @@ def _row(row: Row) -> str:
     accesses = ""
     if row.status != FAILS:
         cells += [resources(row), resident(row)]
-        details = [
-            line.strip() for line in list(described(row))[1:] if line.strip().startswith(("line ", "tensor ", "no "))
-        ]
+        starts = ("line ", "tensor ", "no ", "bank ")
+        details = [line.strip() for line in list(described(row))[1:] if line.strip().startswith(starts)]
         if row.specialization.counts is not None:
             details.insert(0, bound.counted(row.specialization.counts))
         accesses = "<ul>" + "".join(f"<li>{_text(each)}</li>" for each in details) + "</ul>"

@@ -57,8 +57,10 @@ def _file(row: Row, name: str) -> str:
 
 def _name_files(row: Row) -> None:
     assert row.code is not None
-    accesses = tuple(each._replace(file=_file(row, each.file)) for each in row.code.accesses)
-    row.code = row.code._replace(accesses=accesses)
+    row.code = row.code._replace(
+        accesses=tuple(each._replace(file=_file(row, each.file)) for each in row.code.accesses),
+        shared_accesses=tuple(each._replace(file=_file(row, each.file)) for each in row.code.shared_accesses),
+    )
 
 
 def _key(access: Access) -> Key:

@@ -158,6 +158,7 @@ def _record(row: Row) -> dict[str, Any]:
              "reason": row.reasons.get((each.file, each.line, each.kind), "")}
             for each in (code.accesses if code is not None else ())
         ],
+        "shared_accesses": [each._asdict() for each in (code.shared_accesses if code is not None else ())],
     }  # fmt: skip
 
 
