@@ -440,6 +440,19 @@ def test_occupancy(target: str, registers: int, shared: int, warps: int, expecte
     assert (found.programs, found.warps, found.limits) == expected
 
 
+def test_programs_wait_for_tensor_memory() -> None:
+    found = occupancy(CHIPS["cuda:100"], True, 32, 1024, 4, columns=128)
+    assert (found.programs, found.limits) == (4, ("tensor memory",))
+    a = torch.zeros(128 * 128, dtype=torch.float16).to("mtia")
+    with targets("cuda:100") as report:
+        product[(1,)](a, a, a.float(), 64, M=128, BK=64)
+    (row,) = report.rows
+    assert row.code is not None
+    assert row.code.matrix == ("tcgen05.mma",)
+    assert row.occupancy is not None
+    assert row.occupancy.programs <= 4  # 128 columns of 512
+
+
 def test_spilled_bytes_are_those_of_stores_to_local_memory() -> None:
     sass = "STL.64 [R1+0x8], R2 ;\n@P0 STL [R1], R3 ;\nSTL.128 [R1+0x10], R4 ;\nLDL R3, [R1] ;\nSTL.U8 [R1], R1 ;\n"
     assert spilled_bytes(sass) == 8 + 4 + 16 + 1
@@ -505,20 +518,25 @@ def test_the_setting_reports_at_the_end_of_the_process_and_leaves_out_generated_
     assert "left out: 1 kernel of Inductor's or torch_mtia's" in run.stderr
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "xdist"])
 def test_the_plug_in_of_pytest_reports_and_fails_a_strict_session(
-    run_python: RunPython, tmp_path: Path, cache: Path
+    run_python: RunPython, tmp_path: Path, cache: Path, workers: tuple[str, ...]
 ) -> None:
     body = SCRIPT.partition("print(")[0].replace("import sys\n", "")
     test = """
+def test_something_else():
+    pass
+
 def test_it():
     a = torch.ones(64, 64, dtype=torch.float16, device="mtia")
     matmul[(1,)](a, torch.empty(64, 64, device="mtia"), K=8)
 """
     (tmp_path / "test_it.py").write_text(body + test)
-    options = ("-m", "pytest", "-p", "torch_mtia.portability.pytest_plugin", "--kernel-targets", CUDA, "test_it.py")
+    options = ("-m", "pytest", "-p", "torch_mtia.portability.pytest_plugin", "--kernel-targets", CUDA, *workers,
+               "test_it.py")  # fmt: skip
     said = run_python(*options, TRITON_CACHE_DIR=str(cache))
     assert "matmul at " in said.output()
     refused = run_python(*options, "--kernel-targets-strict", TRITON_CACHE_DIR=str(cache))
     assert refused.returncode == 1
     assert "matmul(K=8) on cuda:90: fails: " in refused.stdout
-    assert "1 passed" in refused.stdout
+    assert "2 passed" in refused.stdout

@@ -26,6 +26,7 @@ class Chip(NamedTuple):
     programs: int  # resident in a multiprocessor
     max_warps: int  # of one program
     min_dot: int = 1  # elements of the inner dimension of a tl.dot of 16 bits
+    tensor_memory: int = 0  # columns of all programs
 
 
 def _cuda(shared_kib: int, warps: int, programs: int) -> Chip:
@@ -41,7 +42,7 @@ CHIPS: dict[str, Chip] = {
     "cuda:86": _cuda(100, 48, 16),
     "cuda:89": _cuda(100, 48, 24),
     "cuda:90": _cuda(228, 64, 32),
-    "cuda:100": _cuda(228, 64, 32),
+    "cuda:100": _cuda(228, 64, 32)._replace(tensor_memory=512),
     "cuda:120": _cuda(100, 48, 24),
     "hip:gfx90a": _cdna(64, 512),
     "hip:gfx942": _cdna(64, 512),

@@ -13,10 +13,11 @@ class Occupancy(NamedTuple):
     programs: int  # resident per multiprocessor; 0: not even one fits
     warps: int
     max_warps: int
-    limits: tuple[str, ...]  # what does not let another program in: "registers", "shared memory", "warps", "programs"
+    # What does not let another program in: "registers", "shared memory", "warps", "tensor memory", "programs".
+    limits: tuple[str, ...]
 
 
-def occupancy(chip: Chip, is_cuda: bool, registers: int, shared: int, warps: int) -> Occupancy:
+def occupancy(chip: Chip, is_cuda: bool, registers: int, shared: int, warps: int, columns: int = 0) -> Occupancy:
     """Returns the occupancy of a kernel.
 
     Args:
@@ -25,6 +26,7 @@ def occupancy(chip: Chip, is_cuda: bool, registers: int, shared: int, warps: int
         registers: of a thread.
         shared: bytes of shared memory of a program.
         warps: of a program.
+        columns: of tensor memory of a program, without which it waits.
     """
     limits = {
         "registers": _by_registers(chip, is_cuda, registers, warps),
@@ -33,6 +35,8 @@ def occupancy(chip: Chip, is_cuda: bool, registers: int, shared: int, warps: int
         # A program of AMD's with one warp needs none of the barriers that there are so many of.
         "programs": chip.programs if is_cuda or warps > 1 else chip.warps * chip.partitions,
     }
+    if columns:
+        limits["tensor memory"] = chip.tensor_memory // columns
     programs = min(limits.values())
     return Occupancy(
         programs,

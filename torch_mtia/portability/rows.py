@@ -16,7 +16,6 @@ from torch_mtia.portability.workers import Answer, Job, Pool
 
 COMPILES, DOES_NOT_FIT, FAILS = "compiles", "does not fit", "fails"
 _MAX_GRID = 65535  # programs in y and z, of CUDA
-_TENSOR_MEMORY = 512  # columns of a multiprocessor of CUDA 10.0
 
 
 @dataclasses.dataclass
@@ -124,18 +123,19 @@ def fill(row: Row, answer: Answer) -> None:
     if chip is None:
         return
     row.max_shared = chip.max_shared
-    row.occupancy = occupancy(chip, row.target.startswith("cuda"), code.allocated, code.shared, code.warps)
     columns = answer["metadata"].get("tmem_size") or 0
+    is_cuda = row.target.startswith("cuda")
+    row.occupancy = occupancy(chip, is_cuda, code.allocated, code.shared, code.warps, columns)
     if code.shared > chip.max_shared:
         row.message = _out_of_resources(code.shared, chip.max_shared, "shared memory")
-    elif columns > _TENSOR_MEMORY:
-        row.message = _out_of_resources(columns, _TENSOR_MEMORY, "tensor memory")
+    elif columns > chip.tensor_memory:
+        row.message = _out_of_resources(columns, chip.tensor_memory, "tensor memory")
     elif not row.occupancy.programs:
         if code.warps > chip.max_warps:
             row.message = _out_of_resources(code.warps, chip.max_warps, "warps")
         else:
             row.message = _out_of_resources(code.registers, chip.max_registers, "registers")
-    elif row.target.startswith("cuda") and max(row.specialization.grid[1:]) > _MAX_GRID:
+    elif is_cuda and max(row.specialization.grid[1:]) > _MAX_GRID:
         grid = "x".join(map(str, row.specialization.grid))
         row.message = f"the grid of the launch here is {grid}, and there are at most {_MAX_GRID:,} programs in y and z"
     if row.message:
