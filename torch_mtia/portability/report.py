@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import triton
+
 from torch_mtia.gpu_targets import Target, parse_all
 from torch_mtia.portability import bound, page
+from torch_mtia.portability.binary import code_sha256
 from torch_mtia.portability.chips import CHIPS
 from torch_mtia.portability.counting import count
 from torch_mtia.portability.launches import Recording
@@ -62,6 +65,8 @@ class Report:
             found.append(
                 f"left out: {_number(number, 'kernel')} of Inductor's or torch_mtia's, with block sizes for this device"
             )
+        for file, line, reason in dict.fromkeys(self._recording.refused):
+            found.append(f"not launched: mtia does not compile {os.path.relpath(file)}:{line}: {reason}")
         if names := self._recording.without_source:
             found.append(f"left out: {', '.join(names)}, compiled from intermediate code")
         not_counted = sum(each.counts is None for each in self._recording.specializations)
@@ -101,8 +106,9 @@ class Report:
 
     def to_json(self) -> str:
         """Returns the report as JSON."""
-        return json.dumps({"targets": self.targets, "rows": [_record(row) for row in self.rows],
-                           "remarks": self.remarks}, indent=1)  # fmt: skip
+        rows = [_record(row) for row in self.rows]
+        everything = {"triton": triton.__version__, "targets": self.targets, "rows": rows, "remarks": self.remarks}
+        return json.dumps(everything, indent=1)
 
     def to_html(self) -> str:
         """Returns the report as a page that needs no other file."""
@@ -130,6 +136,8 @@ def _record(row: Row) -> dict[str, Any]:
         "signature": {name: str(kind) for name, kind in source.signature.items()},
         "constants": {name: value if isinstance(value, (bool, int, float, str)) else str(value)
                       for name, value in row.constants.items()},
+        "aligned": [name for place, name in enumerate(source.signature)
+                    if ["tt.divisibility", 16] in source.attrs.get((place,), [])],
         "options": {name: str(value) for name, value in row.specialization.options.items()},
         "target": row.target,
         "key": row.key,
@@ -152,6 +160,8 @@ def _record(row: Row) -> dict[str, Any]:
         "has_dot": row.has_dot,
         "matrix_instructions": list(code.matrix) if code is not None else [],
         "files": row.files,
+        "code_sha256": next((code_sha256(Path(row.files[kind]).read_bytes())
+                             for kind in ("cubin", "hsaco") if kind in row.files), ""),
         "accesses": [
             {"file": each.file, "line": each.line, "kind": each.kind, "bits": dict(each.widths),
              "contiguous_bytes": row.contiguous.get((each.file, each.line, each.kind)),
