@@ -34,8 +34,9 @@ def _make_launcher(arguments: Iterable[object], source: object = None) -> Callab
     hook, and the arguments of the kernel."""
 
 def _observe_launches(observer: Callable[..., bool] | None, /) -> None:
-    """`observer(source, x, y, z, stream, kernel, *arguments)` is called before each launch of a launcher that has a
-    source, in place of the one before. If it returns True, it has launched the kernel itself. None: no observer."""
+    """`observer(source, x, y, z, stream, kernel, *arguments)` is called before the first launch from now on of each
+    launcher that has a source. It takes the place of the one before. If it returns True, it has launched the kernel
+    itself. None: no observer."""
 
 def _count_launch(
     launcher: Callable[..., None], /, *arguments: object

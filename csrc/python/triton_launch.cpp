@@ -144,11 +144,13 @@ MTIAStream read_stream(PyObject* value, c10::DeviceIndex device) {
 struct TritonLauncher {
   ArgumentLayout layout;
   py::object source;  // what Triton compiled, for the observer; None: launches are not observed
+  uint64_t observed = 0;  // the last observation that saw a launch of it
 };
 
-// Called before launches: observer(source, grid_x, grid_y, grid_z, stream, function, *arguments). If the result is
-// true, it has launched the kernel itself. Null: there is none. The GIL guards it.
+// Called before the first launch of each kernel: observer(source, grid_x, grid_y, grid_z, stream, function, *arguments).
+// If the result is true, it has launched the kernel itself. Null: there is none. The GIL guards both.
 PyObject* launch_observer = nullptr;
+uint64_t observation = 0;  // counts them
 
 // The arguments before those of the kernel.
 enum LaunchArgument : Py_ssize_t {
@@ -163,8 +165,8 @@ enum LaunchArgument : Py_ssize_t {
 };
 
 // `args` are those of triton_launch.
-bool is_launched_by_observer(const TritonLauncher& launcher, PyObject* const* args, Py_ssize_t count) {
-  if (launcher.source.is_none()) return false;
+bool is_launched_by_observer(TritonLauncher& launcher, PyObject* const* args, Py_ssize_t count) {
+  if (launcher.source.is_none() || std::exchange(launcher.observed, observation) == observation) return false;
   const auto observer = py::reinterpret_borrow<py::object>(launch_observer);  // it may end its own observation
   c10::SmallVector<PyObject*, 64> passed{launcher.source.ptr()};
   passed.append(args, args + kPackedMetadata);
@@ -186,7 +188,7 @@ PyObject* triton_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t cou
   const MTIAStream stream = read_stream(args[kStream], kernel->device());
   c10::SmallVector<ArgumentValue, 64> values;
   for (Py_ssize_t i = kFirstKernelArgument; i < count; ++i) values.push_back({args[i]});
-  const auto& launcher = bound_to<TritonLauncher>(capsule);
+  auto& launcher = bound_to<TritonLauncher>(capsule);
   if (launch_observer == nullptr || !is_launched_by_observer(launcher, args, count)) [[likely]]
     PreparedLaunch(launcher.layout, kernel, grid, values.data(), values.size()).launch(stream);
   call_hook(args[kExitHook]);
@@ -196,7 +198,9 @@ PyObject* triton_launch(PyObject* capsule, PyObject* const* args, Py_ssize_t cou
 
 PyMethodDef triton_launch_method{"launcher", reinterpret_cast<PyCFunction>(&triton_launch), METH_FASTCALL, nullptr};
 
+// From now on, launches are those of a new observation.
 void observe_launches(py::object observer) {
+  ++observation;
   PyObject* const before = std::exchange(launch_observer, observer.is_none() ? nullptr : observer.release().ptr());
   Py_XDECREF(before);
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_mtia import _C
 from torch_mtia.triton import same_code
+from torch_mtia.triton.compiler import refusal_observers
 from torch_mtia.triton.launch import Compiled
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Recording:
         self.specializations: list[Specialization] = []
         self.generated = 0  # specializations that Inductor, or this package, wrote for mtia
         self.without_source: list[str] = []  # names of kernels that were not compiled from Python
+        self.refused: list[tuple[str, int, str]] = []  # file, line and reason of kernels that mtia does not compile
         self.counts = count is not None
         self._count = count
         self._seen: set[Compiled] = set()
@@ -56,15 +58,19 @@ class Recording:
     def start(self) -> None:
         _recordings.append(self)
         same_code.observers.add(self)
-        _known.clear()
+        refusal_observers.append(self.refuse)
         _C._observe_launches(_observe)
 
     def stop(self) -> None:
         _recordings.remove(self)
         same_code.observers.discard(self)
+        refusal_observers.remove(self.refuse)
         if not _recordings:
-            _known.clear()
             _C._observe_launches(None)
+
+    def refuse(self, file: str, line: int, reason: str) -> None:
+        """Records a kernel that is not launched."""
+        self.refused.append((file, line, reason))
 
     def observe(self, compiled: Compiled, launch: tuple[Any, ...]) -> bool:
         """Records a launch. Returns whether it launched the kernel, to count."""
@@ -89,13 +95,10 @@ class Recording:
 
 _FIRST_ARGUMENT = 5  # after the grid, the stream and the kernel
 _recordings: list[Recording] = []
-_known: set[Compiled] = set()  # to all recordings
 
 
 def _observe(compiled: Compiled, *launch: Any) -> bool:
-    if compiled in _known:
-        return False
-    _known.add(compiled)
+    """Called for the first launch of each kernel since a recording was started."""
     launched = False
     for recording in _recordings:
         launched = recording.observe(compiled, launch) or launched

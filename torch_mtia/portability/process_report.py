@@ -20,7 +20,7 @@ def start(names: Sequence[str]) -> None:
 
 def _finish(recording: Recording, names: Sequence[str], process: int) -> None:
     recording.stop()
-    if os.getpid() != process or not (recording.specializations or recording.generated):
+    if os.getpid() != process or not (recording.specializations or recording.generated or recording.refused):
         return  # a child of a fork, or a process that launched nothing
     from torch_mtia.portability.report import Report
 

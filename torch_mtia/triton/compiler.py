@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,10 @@ def _refuse_instrumentation(mode: str) -> None:
     )
 
 
+# Called with the file, the line and the reason when mtia does not compile a kernel that Triton's front end accepts.
+refusal_observers: list[Callable[[str, int, str], None]] = []
+
+
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Around what goes through a kernel, and may find that it cannot compile it."""
@@ -139,6 +143,8 @@ def _compiling() -> Iterator[None]:
         yield
     except Unsupported as error:
         file, line = error.location or ("", 0)
+        for observe in refusal_observers:
+            observe(file, line, error.message)
         raise _compilation_error(error.message, file, line) from None
 
 
