@@ -347,6 +347,7 @@ def test_a_compiler_that_dies_is_a_row(
 ) -> None:
     (tmp_path / "worker.py").write_text(text)
     monkeypatch.setattr(workers, "_FILE", tmp_path / "worker.py")
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     with targets(CUDA) as report:
         add[(1,)](*vectors, N, BLOCK=1024)
     assert [(row.status, row.message) for row in report.rows] == [(FAILS, message)]
@@ -381,7 +382,11 @@ def test_variables_with_names_of_arguments_stay_here(vectors: list[torch.Tensor]
     assert len(transfer.encode(report.rows[0].specialization.source)) < 20_000
 
 
-def test_a_kernel_that_cannot_be_sent_is_a_row(monkeypatch: pytest.MonkeyPatch, vectors: list[torch.Tensor]) -> None:
+def test_a_kernel_that_cannot_be_sent_is_a_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vectors: list[torch.Tensor]
+) -> None:
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+
     def refuse(_: Any) -> bytes:
         raise transfer.Unsendable("TypeError: cannot pickle")
 
@@ -389,6 +394,32 @@ def test_a_kernel_that_cannot_be_sent_is_a_row(monkeypatch: pytest.MonkeyPatch, 
     with targets(CUDA) as report:
         add[(1,)](*vectors, N, BLOCK=1024)
     assert [row.message for row in report.rows] == ["cannot be compiled in another process: TypeError: cannot pickle"]
+
+
+def test_what_a_report_has_found_is_found_again_without_a_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vectors: list[torch.Tensor]
+) -> None:
+    def report() -> Report:
+        with targets(CUDA, HIP) as found:
+            add[(1,)](*vectors, N, BLOCK=1024)
+        return found
+
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "cache"))
+    first = report()
+    (tmp_path / "worker.py").write_text("import sys; sys.exit('no process')")
+    monkeypatch.setattr(workers, "_FILE", tmp_path / "worker.py")
+    second = report()
+    assert second.to_json() == first.to_json()
+    assert str(second) == str(first)
+    # But not for other targets, where the kernel was removed, or if Triton is to compile.
+    with targets(CUDA, "cuda:80") as other:
+        add[(1,)](*vectors, N, BLOCK=1024)
+    assert [row.status for row in other.rows] == [FAILS, FAILS]
+    with monkeypatch.context() as patch:
+        patch.setattr(knobs.compilation, "always_compile", True)
+        assert [row.status for row in report().rows] == [FAILS, FAILS]
+    Path(first.rows[0].files["cubin"]).unlink()
+    assert [row.status for row in report().rows] == [FAILS, FAILS]
 
 
 def test_a_report_that_is_read_early_has_later_kernels_too(vectors: list[torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch_mtia.portability.occupancy import Occupancy, occupancy
 from torch_mtia.portability.workers import Answer, Job, Pool
 
 COMPILES, DOES_NOT_FIT, FAILS = "compiles", "does not fit", "fails"
-_MAX_GRID = 65535  # programs in y and z, of CUDA
+MAX_GRID = 65535  # programs in y and z, of CUDA
 
 
 @dataclasses.dataclass
@@ -75,16 +75,21 @@ def _shown(value: Any) -> str:
     return str(getattr(value, "__name__", value)) if not isinstance(value, str) else repr(value)
 
 
+def rows_of(specialization: Specialization, targets: Iterable[Target]) -> list[Row]:
+    """Returns a row for each target, that says nothing yet."""
+    fn = specialization.source.fn
+    before = next((n for n, text in enumerate(fn.raw_src) if text.lstrip().startswith("def ")), 0)
+    file, line = fn.fn.__code__.co_filename, fn.starting_line_number + before
+    return [Row(fn.__name__, file, line, specialization, str(target)) for target in targets]
+
+
 def compile_rows(specializations: Iterable[Specialization], targets: Sequence[Target], pool: Pool) -> list[Row]:
     """Returns a row for each specialization and target."""
     rows: list[Row] = []
     jobs: list[Job] = []
     waiting: list[Row] = []
     for each in specializations:
-        fn = each.source.fn
-        before = next((n for n, text in enumerate(fn.raw_src) if text.lstrip().startswith("def ")), 0)
-        file, line = fn.fn.__code__.co_filename, fn.starting_line_number + before
-        new = [Row(fn.__name__, file, line, each, str(target)) for target in targets]
+        new = rows_of(each, targets)
         rows += new
         try:
             kernel = transfer.encode(each.source)
@@ -135,9 +140,9 @@ def fill(row: Row, answer: Answer) -> None:
             row.message = _out_of_resources(code.warps, chip.max_warps, "warps")
         else:
             row.message = _out_of_resources(code.registers, chip.max_registers, "registers")
-    elif is_cuda and max(row.specialization.grid[1:]) > _MAX_GRID:
+    elif is_cuda and max(row.specialization.grid[1:]) > MAX_GRID:
         grid = "x".join(map(str, row.specialization.grid))
-        row.message = f"the grid of the launch here is {grid}, and there are at most {_MAX_GRID:,} programs in y and z"
+        row.message = f"the grid of the launch here is {grid}, and there are at most {MAX_GRID:,} programs in y and z"
     if row.message:
         row.status = DOES_NOT_FIT
 
