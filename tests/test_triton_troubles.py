@@ -126,11 +126,13 @@ TROUBLES = (
     Trouble("programs of several multiprocessors", double, (x, z, 256, 1), {"BLOCK": 256, "num_ctas": 2}, A100,
             FAILS, "num_ctas"),
     Trouble("a type that is newer than the chip", to_float8, (x, z), {"BLOCK": 256}, A100, FAILS, "fp8e4nv"),
-    Trouble("assembly of the other vendor", add_by_assembly, (x, z), {"BLOCK": 256}, MI300, FAILS, "add.f32"),
+    Trouble("assembly of the other vendor", add_by_assembly, (x, z), {"BLOCK": 256}, MI300, FAILS,
+            "constraint 'f'"),
     Trouble("a descriptor of the host", copy_described, (matrix, z), {"M": 32, "N": 32}, H100, COMPILES,
             "load of tiles (TMA)", False),
     Trouble("a descriptor of the host where there is none", copy_described, (matrix, z),
-            {"M": 32, "N": 32, "num_warps": 2}, A100, COMPILES, "load of 128 bits", False),
+            {"M": 32, "N": 32, "num_warps": 2}, A100, COMPILES,
+            "no two elements are known to be neighbours in memory", False),
 )  # fmt: skip
 
 

@@ -102,29 +102,25 @@ def _improved(row: Row, widths: Mapping[Key, int]) -> bool:
 def _reason(row: Row, access: Access, aligned: Mapping[Key, int], needed: Mapping[int, Mapping[Key, int]]) -> str:
     """Why an access is narrow; "": it is as wide as what a thread has."""
     key, best = _key(access), aligned.get(_key(access), 0)
-    found = _source_access(row, access)
+    found = _source_accesses(row, access)
     if best > access.narrowest:
         suspects = _suspects(row.specialization)
         names = [suspects[place] for place, widths in needed.items() if widths.get(key, 0) < best]
         return f"{best} bits if {_divisible(names or list(suspects.values()), found)}"
-    return _shape_reason(row, found) if found is not None else ""
+    reasons = [_shape_reason(row, each) for each in found]
+    return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
-def _source_access(row: Row, access: Access) -> SourceAccess | None:
-    """That of the line; None: there is none of its kind, or several that differ."""
-    found = [
-        each
-        for each in source.accesses(row.specialization.compiled)
-        if (each.file, each.line, each.kind) == _key(access)
-    ]
-    return found[0] if found and all(each.strides == found[0].strides for each in found) else None
+def _source_accesses(row: Row, access: Access) -> list[SourceAccess]:
+    """Those of the line."""
+    accesses = source.accesses(row.specialization.compiled)
+    return [each for each in accesses if (each.file, each.line, each.kind) == _key(access)]
 
 
-def _divisible(names: list[str], found: SourceAccess | None) -> str:
-    shown = [
-        f"{name} (in the mask)" if found is not None and name in found.mask and name not in found.address else name
-        for name in names
-    ]
+def _divisible(names: list[str], found: list[SourceAccess]) -> str:
+    address = frozenset[str]().union(*(each.address for each in found))
+    mask = frozenset[str]().union(*(each.mask for each in found))
+    shown = [f"{name} (in the mask)" if name in mask - address else name for name in names]
     return f"{' and '.join(shown)} were divisible by 16"
 
 
