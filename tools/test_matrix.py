@@ -91,6 +91,7 @@ SETTINGS = {
     ),
     "home": Setting("a home folder that cannot be written", {"HOME": "/proc/self"}),
     "memory": Setting("4 GiB of memory", around=four_gib, jobs=1),
+    "poison": Setting("fresh and freed memory is filled", {"TORCH_MTIA_POISON": "1"}),
     "order": Setting("tests and hashes in random order", {"PYTHONHASHSEED": "random"}, arguments=("--random-order",)),
     "load": Setting("beside a busy process on each core", around=load),
 }

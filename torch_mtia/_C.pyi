@@ -87,6 +87,7 @@ def _configure(
     memory_per_device: int,
     launch_blocking: bool,
     delay_seed: int,
+    poison: bool,
     log_launches: bool,
 ) -> None: ...
 def _machine_memory() -> MachineMemory: ...

@@ -16,6 +16,7 @@ def configure(settings: environment.Settings) -> None:
         settings.memory or 0,
         settings.launch_blocking,
         settings.delay,
+        settings.poison,
         "launch" in settings.log,
     )
 

@@ -67,6 +67,7 @@ class Settings(NamedTuple):
     Attributes:
         memory: bytes of one device; None for half of what there is.
         delay: a seed; 0 for no delays.
+        poison: whether memory without contents is filled.
         order: a seed; 0 for the order of programs' numbers.
         sanitize: the sanitizer's checks.
         sanitize_json: a file, or "".
@@ -87,6 +88,7 @@ class Settings(NamedTuple):
     memory: int | None  # None: see machine_memory.h
     launch_blocking: bool
     delay: int
+    poison: bool
     order: int
     check_bounds: bool
     sanitize: frozenset[str]
@@ -251,6 +253,14 @@ DELAY = Variable(
     "Seed of random delays. A stream's work starts when its delay ends or something waits for it, so that a missing "
     "`wait_stream` or `record_stream` gives wrong data. For debugging.",
 )
+POISON = Variable(
+    "TORCH_MTIA_POISON",
+    "0",
+    _parse_flag,
+    "`0` or `1`",
+    "With `1`, memory is filled with bytes of 0xFF, which are NaN, when it is allocated, and of 0xCC when it is freed. "
+    "A program that reads what it has not written gives wrong data ([memory](memory.md#poison)). For debugging.",
+)
 ORDER = Variable(
     "TORCH_MTIA_ORDER",
     "0",
@@ -403,6 +413,7 @@ VARIABLES: tuple[
     MEMORY,
     LAUNCH_BLOCKING,
     DELAY,
+    POISON,
     ORDER,
     CHECK_BOUNDS,
     SANITIZE,

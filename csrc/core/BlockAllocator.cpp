@@ -11,6 +11,7 @@
 #include "DeferredFrees.h"
 #include "Graph.h"
 #include "Hooks.h"
+#include "Poison.h"
 #include "Segments.h"
 #include "SmallMutex.h"
 #include "Stream.h"
@@ -43,9 +44,11 @@ BlockInfo info_of(const Block* block) {
 // allocate. Order: mutex, the history's lock, the driver's own locks. Pools, Segments, Windows and PendingFrees have no
 // lock of their own: their functions are called with `mutex`, as are those of State whose name ends in `_locked`.
 struct BlockAllocator::State {
-  State(int32_t device, OptionsSource options) : device(device), segments(device, options, pools, history) {}
+  State(int32_t device, OptionsSource options)
+      : device(device), poisons(runtime::poison()), segments(device, options, pools, history) {}
 
   const int32_t device;
+  const bool poisons;  // see Note [Poison]
   mutable SmallMutex mutex;
   AllocatorHistory history;
   Pools pools;
@@ -58,6 +61,8 @@ struct BlockAllocator::State {
   Block* allocate(size_t size, Stream* stream);
   // No other stream uses the block; open windows of its own stream defer it.
   void release_locked(Block* block) noexcept {
+    if (poisons) [[unlikely]]
+      poison(*block, Poison::kFreed);
     if (!windows.defer(block)) segments.release(block);
   }
   void release_completed_locked() {
@@ -213,6 +218,10 @@ int32_t BlockAllocator::device() const {
 mtia_device_ptr BlockAllocator::allocate(size_t size, Stream* stream) {
   Block* block = state_->allocate_quickly(size, stream);
   block->captures_before = Graph::num_ended();
+  if (state_->poisons) [[unlikely]] {
+    const std::lock_guard lock(state_->mutex);
+    poison(*block, Poison::kFresh);
+  }
   if (Observer* observer = current_observer()) [[unlikely]]
     observer->allocated(block->address, block->size, /*is_private=*/stream->graph() != nullptr);
   return block->address;
@@ -238,6 +247,8 @@ size_t BlockAllocator::free(mtia_device_ptr address, bool in_own_window) noexcep
   const size_t size = block->size;
   state_->segments.free(block, context);
   if (in_own_window) {
+    if (state_->poisons) [[unlikely]]
+      poison(*block, Poison::kFreed, in_own_window);
     state_->segments.release(block);
     return size;
   }

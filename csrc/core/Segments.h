@@ -115,7 +115,8 @@ struct FreeBlocks {
 // See Note [Private pools] in BlockAllocator.h.
 struct MemoryPool {
   PoolId id{0, 0};
-  int users = 0;  // of a private pool
+  int users = 0;              // of a private pool
+  bool is_of_graphs = false;  // a stream was directed to it
   size_t num_segments = 0;
   SegmentSource source;
   std::vector<Stream*> used_in;  // streams, by Pools::use_in
@@ -153,7 +154,11 @@ class Pools {
   void use(PoolId id) { ++find(id).users; }
   void release(PoolId id);  // throws std::invalid_argument if nobody uses it
   void use_in(PoolId id, Stream* stream);
-  void direct(Stream* stream, PoolId id) { directed_[stream] = &find(id); }
+  void direct(Stream* stream, PoolId id) {
+    MemoryPool& pool = find(id);
+    pool.is_of_graphs = true;
+    directed_[stream] = &pool;
+  }
   void direct_to_default(Stream* stream) { directed_.erase(stream); }
   void set_source(PoolId id, const SegmentSource& source) { find(id).source = source; }
   void direct_thread(PoolId id) { directed_threads_[std::this_thread::get_id()].push_back(&find(id)); }

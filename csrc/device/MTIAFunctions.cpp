@@ -47,7 +47,7 @@ void initialize_mkl() {
 constinit thread_local c10::DeviceIndex detail::current_device = 0;
 
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
-               uint64_t delay_seed, bool log_launches) {
+               uint64_t delay_seed, bool poison, bool log_launches) {
   if (log_launches) enable_launch_log();
   runtime::DriverSettings settings;
   settings.library = driver_library;
@@ -55,6 +55,7 @@ void configure(const std::string& driver_library, int32_t num_devices, uint64_t 
   settings.memory_per_device = memory_per_device;
   settings.launch_blocking = launch_blocking;
   settings.delay_seed = delay_seed;
+  settings.poison = poison;
   settings.parallel_for = &parallel_for;
   settings.num_threads = &at::get_num_threads;
   settings.release_threads = core::hooks.release_threads = &release_intra_op_threads;

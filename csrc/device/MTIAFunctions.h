@@ -16,7 +16,7 @@ inline constexpr c10::DeviceIndex kMaxDevices = 64;
 // Settings of the driver. Called before anything else here; loads nothing. The last call before the driver is
 // initialized wins.
 void configure(const std::string& driver_library, int32_t num_devices, uint64_t memory_per_device, bool launch_blocking,
-               uint64_t delay_seed, bool log_launches);
+               uint64_t delay_seed, bool poison, bool log_launches);
 
 // Starts no thread and does not initialize the device, so that it may be called before a fork. 0 if the driver cannot
 // be loaded.

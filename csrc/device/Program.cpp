@@ -118,7 +118,8 @@ void initialize_program() {
               "torch_mtia::initialize_program() was called too late: PyTorch has looked for "
               "the hooks of its accelerator, which it does once. Call it before anything else of PyTorch.");
   configure(driver_library(), num_devices(), memory_per_device(), flag("TORCH_MTIA_LAUNCH_BLOCKING"),
-            number("TORCH_MTIA_DELAY", setting("TORCH_MTIA_DELAY", "0"), "an integer"), logs_launches());
+            number("TORCH_MTIA_DELAY", setting("TORCH_MTIA_DELAY", "0"), "an integer"), flag("TORCH_MTIA_POISON"),
+            logs_launches());
   MTIAKernel::set_check_bounds(flag("TORCH_MTIA_CHECK_BOUNDS"));
   register_mtia();
 }

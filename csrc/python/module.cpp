@@ -103,7 +103,7 @@ PYBIND11_MODULE(_C, m) {
   core::hooks.handled_exception = &handled_python_exception;
   register_profiler();
   m.def("_configure", &configure, py::arg("library"), py::arg("num_devices"), py::arg("memory_per_device"),
-        py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("log_launches"));
+        py::arg("launch_blocking"), py::arg("delay_seed"), py::arg("poison"), py::arg("log_launches"));
   m.def("_machine_memory", &machine_memory);
   m.def("_register_mtia", &register_mtia);
   m.def("_register_privateuse1", &register_privateuse1);

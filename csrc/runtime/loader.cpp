@@ -296,6 +296,12 @@ bool launch_blocking() {
   return configured(shared).launch_blocking;
 }
 
+bool poison() {
+  Setup& shared = setup();
+  const std::lock_guard lock(shared.mutex);
+  return configured(shared).poison;
+}
+
 std::string describe(size_t offset) {
   const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.offset == offset; });
   return std::string(entry->name) + " of the driver '" + library() + "'";

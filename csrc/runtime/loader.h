@@ -23,6 +23,7 @@ struct DriverSettings {
   uint64_t memory_per_device = 0;  // bytes
   bool launch_blocking = false;
   uint64_t delay_seed = 0;  // 0: no delays
+  bool poison = false;      // for the allocator above the driver
   mtia_parallel_for parallel_for = nullptr;
   int32_t (*num_threads)() = nullptr;
   void (*release_threads)() = nullptr;
@@ -47,6 +48,7 @@ bool is_initialized();
 
 // As configured.
 bool launch_blocking();
+bool poison();
 
 // A function of the driver, as errors name it: `offset` is its place in the table.
 std::string describe(size_t offset);

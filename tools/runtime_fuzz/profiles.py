@@ -6,7 +6,7 @@ import dataclasses
 
 from tools.runtime_fuzz.actions import generate
 from tools.runtime_fuzz.program import Program
-from torch_mtia.environment import DELAY, DEVICES, LAUNCH_BLOCKING, MEMORY
+from torch_mtia.environment import DELAY, DEVICES, LAUNCH_BLOCKING, MEMORY, POISON
 
 BLOCK = 100  # programs
 
@@ -36,6 +36,9 @@ PROFILES = (
     _profile("expandable segments", 1, "64M", **EXPANDABLE),
     _profile("delay, collected segments", 1, "128M", **{DELAY.name: "4"}, **COLLECTED),
     _profile("launch blocking", 2, "256M", **{LAUNCH_BLOCKING.name: "1"}),
+    _profile("delay, poison", 2, "512M", **{DELAY.name: "5", POISON.name: "1"}),
+    _profile("poison, expandable segments", 1, "64M", **{POISON.name: "1"}, **EXPANDABLE),
+    _profile("launch blocking, poison", 2, "256M", **{LAUNCH_BLOCKING.name: "1", POISON.name: "1"}),
 )
 
 
