@@ -266,9 +266,9 @@ ORDER = Variable(
     "0",
     _parse_seed,
     "an integer; `0` for the usual order",
-    "Seed of the order in which the programs of a Triton kernel's launch start, so that a kernel that relies on "
-    "ascending programs gives wrong data. Kernels with `while`, in which one program may wait for another, keep "
-    "theirs. For debugging.",
+    "Seed of a random order in which the programs of a Triton kernel's launch start, and take turns at atomic "
+    "operations, stores and volatile loads. A kernel that relies on an order gives wrong data "
+    "([triton](triton.md#programs-in-a-random-order)). For debugging.",
 )
 CHECK_BOUNDS = Variable(
     "TORCH_MTIA_CHECK_BOUNDS",

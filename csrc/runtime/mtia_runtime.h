@@ -363,6 +363,22 @@ typedef struct mtia_kernel_watch {
                      int64_t stride, const uint64_t* addresses, uint64_t lanes, const void* values);
 } mtia_kernel_watch;
 
+/* Note [Interleaved programs]
+ * A kernel may be compiled so that its programs take turns, to find what relies on their order. Its entry then calls
+ * `interleave` of its context: the first of these calls in a launch runs all programs of the grid, each by `run_one`
+ * with scratch memory of its own, on the calling thread, and the others do nothing. Programs call `yield` at atomic
+ * operations, stores, volatile loads, and in each round of a loop that has no known end: there the driver may suspend
+ * them and run others. Which, and in which order programs start, depends only on the seed and on the programs. If
+ * `may_wait`, programs may wait for one another, so no program waits for ever for one that cannot start while those
+ * with lower numbers have not ended. Where the context is too short to have the functions, or they are null, the entry
+ * runs its range in order.
+ *
+ * Where programs are watched, they say at `address` that they begin among others, and that they end: with `site` null
+ * and `lanes` 0. */
+#define MTIA_PROGRAM_BEGINS UINT64_C(0)
+#define MTIA_PROGRAM_BEGINS_AMONG_OTHERS UINT64_C(1)
+#define MTIA_PROGRAM_ENDS UINT64_C(2)
+
 /* What all programs of a launch share. */
 typedef struct mtia_kernel_context {
   uint32_t struct_size;
@@ -375,6 +391,11 @@ typedef struct mtia_kernel_context {
   uint64_t num_live_ranges;
   const void* const* rare_functions; /* MTIA_CAPABILITY_RARE_FUNCTIONS, else null */
   const mtia_kernel_watch* watch;    /* the launch's; else one of the driver's own if there are live_ranges, or null */
+  /* See Note [Interleaved programs]. Null: the driver does not do it. */
+  void (*interleave)(const struct mtia_kernel_context* context, uint64_t seed, int32_t may_wait,
+                     void (*run_one)(const void* packed_arguments, const struct mtia_kernel_context* context,
+                                     int64_t program, void* scratch));
+  void (*yield)(const struct mtia_kernel_context* context);
 } mtia_kernel_context;
 
 /* One launch of a kernel. The driver reads everything it points to before stream_launch_kernel returns, but for

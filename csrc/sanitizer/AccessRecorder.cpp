@@ -84,9 +84,12 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
                                 const std::array<int32_t, 3>& program, uint64_t address, int64_t stride,
                                 const uint64_t* addresses, uint64_t lanes, const void* values) {
   if (source == nullptr) {
-    begin_program(context, program);
+    if (address == MTIA_PROGRAM_BEGINS_AMONG_OTHERS) suspend();
+    address == MTIA_PROGRAM_ENDS ? end_program() : begin_program(context, program);
     return 0;
   }
+  if (program != running_.place) [[unlikely]]
+    resume(program);
   const bool computes = (source->kind & MTIA_SITE_COMPUTES) != 0;
   if (computes && (source->kind & MTIA_SITE_WRITES) == 0) {
     compute(*source, lanes);
@@ -181,21 +184,47 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
   if ((site.kind & MTIA_SITE_RELEASES) != 0) {
     enter(site);
     for (uint64_t left = allowed; left != 0; left &= left - 1) release(address_of(std::countr_zero(left)));
-    ++epoch_;
+    ++running_.epoch;
     ++moment_;
   }
   return allowed;
 }
 
-void AccessRecorder::begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program) {
+void AccessRecorder::begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& place) {
   enter_all();
   std::copy_n(context.grid, 3, grid_.begin());
-  program_ = static_cast<uint32_t>(program[0] + int64_t{grid_[0]} * (program[1] + int64_t{grid_[1]} * program[2]));
-  epoch_ = 0;
-  clock_.clear();
-  given_ = {};
-  computed_.clear();
+  running_ = {};
+  running_.place = place;
+  running_.number = number_at(place);
   ++moment_;
+}
+
+void AccessRecorder::suspend() {
+  enter_all();
+  const uint32_t number = running_.number;
+  if (running_.place != kNowhere) suspended_.insert_or_assign(number, std::move(running_));
+  running_ = {};
+}
+
+void AccessRecorder::end_program() {
+  enter_all();
+  running_ = {};
+}
+
+void AccessRecorder::resume(const std::array<int32_t, 3>& place) {
+  suspend();
+  const uint32_t number = number_at(place);
+  if (const auto found = suspended_.find(number); found != suspended_.end()) {
+    running_ = std::move(found->second);
+    suspended_.erase(found);
+  }
+  running_.place = place;
+  running_.number = number;
+  ++moment_;
+}
+
+uint32_t AccessRecorder::number_at(const std::array<int32_t, 3>& place) const {
+  return static_cast<uint32_t>(place[0] + int64_t{grid_[0]} * (place[1] + int64_t{grid_[1]} * place[2]));
 }
 
 AccessRecorder::Site* AccessRecorder::site_of(const mtia_site& source) {
@@ -224,7 +253,7 @@ uint32_t AccessRecorder::record_of(Site& site, uint32_t number) {
     site.record = static_cast<uint32_t>(records_.size());
     site.moment = moment_;
     site.low = site.high = 0;
-    records_.push_back({program_, epoch_, number});
+    records_.push_back({running_.number, running_.epoch, number});
   }
   return site.record;
 }
@@ -289,7 +318,7 @@ void AccessRecorder::touch(Cell& cell, const Site& site, uint32_t record, uint64
 // Program order: keep only each program's last access.
 void AccessRecorder::add(uint32_t& list, uint32_t record) {
   uint32_t next = list;
-  if (next != 0 && records_[nodes_[next].record].program == program_) {
+  if (next != 0 && records_[nodes_[next].record].program == running_.number) {
     if (nodes_[next].record == record) return;
     next = nodes_[next].next;
   }
@@ -330,15 +359,15 @@ void AccessRecorder::check_lanes(const mtia_kernel_context& context, Site& site,
 void AccessRecorder::compute(const mtia_site& source, uint64_t lanes) {
   if (!watches_numbers_) return;
   if ((source.kind & MTIA_SITE_READS) != 0) {
-    for (auto& [known, known_lanes] : computed_) known_lanes = ~uint64_t{0};
+    for (auto& [known, known_lanes] : running_.computed) known_lanes = ~uint64_t{0};
     return;
   }
-  for (auto& [known, known_lanes] : computed_) {
+  for (auto& [known, known_lanes] : running_.computed) {
     if (known != &source) continue;
     known_lanes |= lanes;
     return;
   }
-  if (computed_.size() < kMaxComputed) computed_.emplace_back(&source, lanes);
+  if (running_.computed.size() < kMaxComputed) running_.computed.emplace_back(&source, lanes);
 }
 
 NonFinite AccessRecorder::classify(const void* number, const Site& site) {
@@ -370,22 +399,22 @@ void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Sit
   }
   if (!found.any()) return;
   if (values == nullptr) {
-    if ((site.kind & MTIA_SITE_READS) != 0) given_ += found;
+    if ((site.kind & MTIA_SITE_READS) != 0) running_.given += found;
     return;
   }
-  if (found.nan != 0 ? given_.nan != 0 : given_.any()) return;
+  if (found.nan != 0 ? running_.given.nan != 0 : running_.given.any()) return;
   // A uniform infinity may be a constant, and the lanes in which a site made infinity may have been masked off.
   const auto makes_it = [&](const std::pair<const mtia_site*, uint64_t>& each) {
     if (found.nan == 0 && (each.first->kind & MTIA_SITE_FLOAT) != 0) return false;  // that made NaN
     if (is_single && found.nan == 0) return each.second == ~uint64_t{0};
     return (each.second & where) != 0;
   };
-  const auto made = std::find_if(computed_.begin(), computed_.end(), makes_it);
-  const mtia_site* by = made != computed_.end() ? made->first : nullptr;
-  if (by == nullptr && found.nan != 0 && !computed_.empty()) by = computed_.front().first;
+  const auto made = std::find_if(running_.computed.begin(), running_.computed.end(), makes_it);
+  const mtia_site* by = made != running_.computed.end() ? made->first : nullptr;
+  if (by == nullptr && found.nan != 0 && !running_.computed.empty()) by = running_.computed.front().first;
   if (by == nullptr || !known_findings_.emplace(FindingKind::kNotFinite, by->number, source.number).second) return;
   KernelAccess access{.line = std::make_shared<KernelLine>(KernelLine{by->file, by->line, ""}),
-                      .program = program_at(program_),
+                      .program = program_at(running_.number),
                       .address = addresses[std::countr_zero(where)],
                       .size = site.size,
                       .writes = true};
@@ -394,15 +423,16 @@ void AccessRecorder::check_numbers(const mtia_kernel_context& context, const Sit
   findings_.push_back({.kind = FindingKind::kNotFinite,
                        .kernel = std::make_shared<KernelAccesses>(KernelAccesses{std::move(access), std::move(store)}),
                        .numbers = found,
-                       .given = given_});
+                       .given = running_.given});
 }
 
 // Order: see Note [Happens-before of programs] -----------------------------------------------------------------------
 
 bool AccessRecorder::happens_before_now(const Record& record) const {
-  if (record.program == program_) return true;
-  const auto time = std::lower_bound(clock_.begin(), clock_.end(), std::pair(record.program, uint32_t{0}));
-  return time != clock_.end() && time->first == record.program && time->second > record.epoch;
+  if (record.program == running_.number) return true;
+  const auto time =
+      std::lower_bound(running_.clock.begin(), running_.clock.end(), std::pair(record.program, uint32_t{0}));
+  return time != running_.clock.end() && time->first == record.program && time->second > record.epoch;
 }
 
 void AccessRecorder::check_order(uint32_t earlier, const Site& site, uint32_t record, uint64_t address) {
@@ -435,17 +465,17 @@ void join(Clock& clock, const Clock& other) {
 
 void AccessRecorder::acquire(uint64_t address) {
   const auto released = released_.find(address);
-  if (released != released_.end()) join(clock_, released->second);
+  if (released != released_.end()) join(running_.clock, released->second);
 }
 
 void AccessRecorder::release(uint64_t address) {
   Clock& released = released_[address];
-  if (!clock_.empty()) join(released, clock_);
-  const auto own = std::lower_bound(released.begin(), released.end(), std::pair(program_, uint32_t{0}));
-  if (own != released.end() && own->first == program_) {
-    own->second = epoch_ + 1;
+  if (!running_.clock.empty()) join(released, running_.clock);
+  const auto own = std::lower_bound(released.begin(), released.end(), std::pair(running_.number, uint32_t{0}));
+  if (own != released.end() && own->first == running_.number) {
+    own->second = running_.epoch + 1;
   } else {
-    released.insert(own, {program_, epoch_ + 1});
+    released.insert(own, {running_.number, running_.epoch + 1});
   }
 }
 
@@ -497,6 +527,8 @@ AccessRecorder::Launch AccessRecorder::take() {
   }
 
   moment_ = 0;
+  running_ = {};
+  suspended_.clear();
   sites_.clear();
   records_.resize(1);
   nodes_.resize(1);

@@ -3,9 +3,9 @@
 // Note [Happens-before of programs]
 // Programs of a launch are concurrent unless they synchronize through atomics: what a program does before a release
 // happens before what another one does after a later acquire of the same address. The emulation runs one program at a
-// time, so only the running program has a vector clock, and each released address. The time of a program is its epoch,
-// the number of its releases: an access in epoch e of program p happens before the present if the clock has a later
-// epoch of p.
+// time, so only the running program has a vector clock, those that are suspended (Note [Interleaved programs] in
+// mtia_runtime.h), and each released address. The time of a program is its epoch, the number of its releases: an access
+// in epoch e of program p happens before the present if the clock has a later epoch of p.
 #pragma once
 
 #include <array>
@@ -83,7 +83,22 @@ class AccessRecorder {
     uint64_t end = 0;
   };
 
-  void begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& program);
+  static constexpr std::array<int32_t, 3> kNowhere{-1, -1, -1};
+  struct Program {
+    std::array<int32_t, 3> place = kNowhere;  // in the grid
+    uint32_t number = 0;
+    uint32_t epoch = 0;
+    Clock clock;
+    // What it has read that is not finite, and the sites that made such numbers, with the lanes.
+    NonFinite given;
+    std::vector<std::pair<const mtia_site*, uint64_t>> computed;
+  };
+
+  void begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& place);
+  void end_program();
+  void suspend();  // the running program
+  void resume(const std::array<int32_t, 3>& place);
+  uint32_t number_at(const std::array<int32_t, 3>& place) const;
   // Null: the compiler makes no such site; the launch cannot be followed.
   Site* site_of(const mtia_site& source);
   uint32_t record_of(Site& site, uint32_t number);
@@ -115,21 +130,17 @@ class AccessRecorder {
   std::vector<std::byte> arguments_;
 
   std::array<int32_t, 3> grid_{};
-  uint32_t program_ = 0;
-  uint32_t epoch_ = 0;
-  Clock clock_;
+  Program running_;
+  std::unordered_map<uint32_t, Program> suspended_;
   bool is_foreign_ = false;  // there was a site that the compiler does not make
-  uint64_t moment_ = 0;      // counts changes of program_ and epoch_; 0: no program has begun
+  uint64_t moment_ = 0;      // counts changes of the running program and its epoch; 0: no program has begun
   std::vector<Site> sites_;
   std::vector<Record> records_;
   std::vector<Node> nodes_;
   ByteShadow<Cell> memory_;
   std::unordered_map<uint64_t, Clock> released_;  // by address
-  // Of the running program: what it has read that is not finite, and the sites that made such numbers, with the lanes.
   static constexpr size_t kMaxComputed = 64;
   bool watches_numbers_ = false;
-  NonFinite given_;
-  std::vector<std::pair<const mtia_site*, uint64_t>> computed_;
   std::vector<Finding> findings_;
   std::set<std::tuple<FindingKind, uint32_t, uint32_t>> known_findings_;  // by sites
 };

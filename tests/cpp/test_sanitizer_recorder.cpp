@@ -48,10 +48,12 @@ struct Kernel {
     return &sites.emplace_back(mtia_site{number, static_cast<uint32_t>(kind), size, static_cast<int32_t>(number + 1),
                                          argument, "kernel.py", argument < 0 ? "" : "x"});
   }
-  void begin(int32_t number) {
+  void begin(int32_t number, uint64_t how = MTIA_PROGRAM_BEGINS) {
     program = {number, 0, 0};
-    recorder.access(context, nullptr, program, 0, 0, nullptr, 0, nullptr);
+    recorder.access(context, nullptr, program, how, 0, nullptr, 0, nullptr);
   }
+  void resume(int32_t number) { program = {number, 0, 0}; }
+  void end() { recorder.access(context, nullptr, program, MTIA_PROGRAM_ENDS, 0, nullptr, 0, nullptr); }
   void begin_store(const mtia_site* site) { recorder.access(context, site, program, 0, 0, nullptr, 0, nullptr); }
   // `count` neighbours from an offset on.
   uint64_t access(const mtia_site* site, uint64_t offset, uint32_t count = 1) {
@@ -160,6 +162,31 @@ TEST(programs_are_in_order_behind_atomics_that_acquire_what_was_released) {
     kernel.access(load, 0, 4);
     CHECK_EQ(kernel.findings(), is_ordered ? "" : "1 of 3 with 2 of 0");
   }
+}
+
+TEST(programs_that_take_turns_keep_what_they_have_learned) {
+  const auto run = [](bool acquires_first) {
+    Kernel kernel;
+    const auto* load = kernel.site(kLoad);
+    const auto* store = kernel.site(kStore);
+    const auto* atomic = kernel.site(kAtomic);
+    kernel.begin(3, MTIA_PROGRAM_BEGINS_AMONG_OTHERS);
+    if (!acquires_first) kernel.access(atomic, 1024);  // before anything was released
+    kernel.begin(5, MTIA_PROGRAM_BEGINS_AMONG_OTHERS);
+    kernel.access(store, 0);
+    kernel.access(atomic, 1024);
+    kernel.end();
+    kernel.resume(3);
+    if (acquires_first) kernel.access(atomic, 1024);
+    kernel.begin(4, MTIA_PROGRAM_BEGINS_AMONG_OTHERS);
+    kernel.end();
+    kernel.resume(3);
+    kernel.access(load, 0);
+    kernel.end();
+    return kernel.findings();
+  };
+  CHECK_EQ(run(/*acquires_first=*/true), "");
+  CHECK_EQ(run(/*acquires_first=*/false), "1 of 3 with 2 of 5");
 }
 
 TEST(what_comes_behind_a_release_is_not_released) {

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "csrc" / "runtime" / "mtia_runtime.h"
 MODULE = ROOT / "torch_mtia" / "triton" / "abi.py"
 
-CONSTANTS = ("MTIA_KERNEL_IMAGE_", "MTIA_CPU_", "MTIA_SITE_")  # those whose names begin so
+CONSTANTS = ("MTIA_KERNEL_IMAGE_", "MTIA_CPU_", "MTIA_SITE_", "MTIA_PROGRAM_")  # those whose names begin so
 PACKED = ("mtia_kernel_image_header", "mtia_kernel_argument")  # written as a whole
 ACCESSED = (
     "mtia_kernel_context",

@@ -16,6 +16,7 @@
 #include "../live_ranges.h"
 #include "driver.h"
 #include "error.h"
+#include "interleave.h"
 #include "processor.h"
 
 namespace torch_mtia::runtime::host {
@@ -421,7 +422,7 @@ class Kernel::Launch {
   mtia_status run(const mtia_work_context& context) noexcept {
     mtia_error_cell error;
     error.reported = 0;
-    const mtia_kernel_context kernel_context = describe_context(&error);
+    Context kernel_context(*this, &error);
     const bool is_timed = kernel_->times_next(cost());
     const int64_t start = is_timed ? now_ns() : 0;
     const int32_t threads = static_cast<int32_t>(std::min<int64_t>(context.num_threads, programs_));
@@ -438,19 +439,51 @@ class Kernel::Launch {
     return fail(error);
   }
 
-  mtia_kernel_context describe_context(mtia_error_cell* error) const {
-    mtia_kernel_context context{};
-    context.struct_size = sizeof(context);
-    std::copy_n(grid_, 3, context.grid);
-    context.host_offset = kernel_->host_offset_;
-    context.error_cell = error;
-    context.print = &print;
-    context.live_ranges = live_ranges_;
-    context.num_live_ranges = num_live_ranges_;
-    context.rare_functions = rare_functions();
-    context.watch = watch_;
-    return context;
-  }
+  // What the programs of one run share, and how they take turns.
+  struct Context : mtia_kernel_context {
+    Context(const Launch& launch, mtia_error_cell* error) : mtia_kernel_context{}, launch(launch) {
+      struct_size = sizeof(mtia_kernel_context);
+      std::copy_n(launch.grid_, 3, grid);
+      host_offset = launch.kernel_->host_offset_;
+      error_cell = error;
+      print = &host::print;
+      live_ranges = launch.live_ranges_;
+      num_live_ranges = launch.num_live_ranges_;
+      rare_functions = host::rare_functions();
+      watch = launch.watch_;
+      interleave = [](const mtia_kernel_context* self, uint64_t seed, int32_t may_wait, RunOne run_one) {
+        auto& context = const_cast<Context&>(*static_cast<const Context*>(self));
+        if (!context.is_interleaved.exchange(true)) context.run_interleaved(seed, may_wait != 0, run_one);
+      };
+      yield = [](const mtia_kernel_context* self) {
+        if (Interleaver* turns = static_cast<const Context*>(self)->turns) turns->yield();
+      };
+    }
+
+    using RunOne = void (*)(const void* packed_arguments, const mtia_kernel_context* context, int64_t program,
+                            void* scratch);
+
+    void run_interleaved(uint64_t seed, bool may_wait, RunOne run_one) {
+      struct Program {
+        const Context& context;
+        RunOne run_one;
+      } program{*this, run_one};
+      Interleaver interleaver(
+          seed, launch.kernel_->image().scratch_size(),
+          [](void* args, int64_t number, std::byte* scratch) {
+            const auto& [context, run_one] = *static_cast<const Program*>(args);
+            run_one(context.launch.arguments_, &context, number, scratch);
+          },
+          &program);
+      turns = &interleaver;
+      if (!interleaver.run(launch.programs_, may_wait)) launch.report_no_scratch(*this, 0);
+      turns = nullptr;
+    }
+
+    const Launch& launch;
+    std::atomic<bool> is_interleaved{false};
+    Interleaver* turns = nullptr;  // of the thread that runs all programs
+  };
 
   // Each thread takes the next piece until none is left: see Note [Kernel image] for the order.
   void run_on(int32_t threads, const mtia_kernel_context& context) noexcept {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_mtia.triton.emit import atomic, memory, products, rearranging, scaled, watching
+from torch_mtia.triton.emit import atomic, memory, products, rearranging, scaled, switching, watching
 from torch_mtia.triton.emit.access import read_buffer, write_buffer
 from torch_mtia.triton.emit.elementwise import constant_value
 from torch_mtia.triton.emit.environment import ELEMENTWISE, SCALARS, STATEMENTS, Environment, Target
@@ -24,7 +24,9 @@ from torch_mtia.triton.plan.plan import Body, Carried, Step, Steps
 
 def run(env: Environment, steps: Steps) -> None:
     for step in steps:
+        switching.before(env, step)
         _STEPS[type(step)](env, step)
+        switching.after(env, step)
 
 
 def _do(env: Environment, do: plan.Do) -> None:
@@ -138,6 +140,7 @@ def _while(env: Environment, loop: plan.While) -> None:
     b.start(head)
     phis = _open_head(env, loop.carried, before)
     watching.enter(env, first)
+    switching.yield_to_others(env)  # which the loop may wait for
     run(env, loop.head)
     condition, *passed = first.terminator.operands
     for value, result, argument in zip(passed, op.results, second.arguments, strict=True):
@@ -196,6 +199,7 @@ def run_body(env: Environment, body: Body) -> None:
             phis.append(phi)
             env.set_scalar(argument, phi.value)
         watching.enter(env, planned.block)
+        switching.yield_to_others(env)  # blocks may be a loop
         run(env, planned.steps)
     for phi in phis:
         phi.finish()

@@ -40,6 +40,7 @@ class Environment:
         self.instrumented = plan.sites is not None
         self.plan_sites = plan.sites or {}
         self.follows = plan.follows
+        self.switches = plan.order != 0  # between programs
         self.block_numbers = dict(zip(plan.module.blocks(), itertools.count())) if plan.counts else {}
         self.sites: dict[tuple[Op, int], Value] = {}  # constants that describe accesses, where they are instrumented
         self.scalars: dict[Tensor, Lane] = {}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from random import Random
 from typing import TypeAlias
 
 from torch_mtia.triton import abi, image, machine
-from torch_mtia.triton.emit import assertions, atomic, indexing, printing, watching  # noqa: F401  (register their operations)
+from torch_mtia.triton.emit import assertions, atomic, indexing, printing, switching, watching  # noqa: F401  (register their operations)
 from torch_mtia.triton.emit.control import run_body
 from torch_mtia.triton.emit.environment import CONTEXT, GRID, HOST_OFFSET, PROGRAM, SCRATCH, Environment
 from torch_mtia.triton.ir.elements import element_size, is_float_element, llvm_element
@@ -41,6 +39,8 @@ def emit_program(plan: Plan, architecture: str, saturates_fp8: bool) -> Program:
     hidden = [CONTEXT, SCRATCH, HOST_OFFSET, *PROGRAM, *GRID]
 
     def leave(values: Sequence[Tensor]) -> None:
+        if env.instrumented and env.switches:
+            watching.end_program(env)
         b.emit("ret void")
 
     with b.function("program", "void", [*parameters, *hidden], noalias=(SCRATCH, CONTEXT)):
@@ -69,19 +69,11 @@ def _kind_and_size(element: str) -> tuple[int, int]:
 
 def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: list[Value]) -> None:
     b = env.b
-    packed, first, last = Value("%packed", "ptr"), Value("%first", "i64"), Value("%last", "i64")
-    listed = [image.Argument(0, element_size(argument.type.element)) for argument in plan.arguments]
-    offsets, _ = image.lay_out(listed)
-    with b.function("mtia_entry", "void", [packed, CONTEXT, first, last, SCRATCH], linkage="external"):
-        values = []
-        for parameter, argument, offset in zip(parameters, listed, offsets, strict=True):
-            address = b.offset(packed, offset)
-            if parameter.type == "i1":
-                values.append(b.cast("trunc", b.load("i8", address, 1), "i1"))
-            else:
-                values.append(b.load(parameter.type, address, argument.size))
-        host_offset = b.load("i64", b.offset(CONTEXT, abi.KERNEL_CONTEXT_HOST_OFFSET), 8)
-        grid = [b.load("i32", b.offset(CONTEXT, abi.KERNEL_CONTEXT_GRID + 4 * axis), 4) for axis in range(3)]
+    first, last = Value("%first", "i64"), Value("%last", "i64")
+    if env.switches:
+        _emit_run_one(b, plan, parameters)
+    with b.function("mtia_entry", "void", [switching.PACKED, CONTEXT, first, last, SCRATCH], linkage="external"):
+        values, host_offset, grid = _read_arguments(b, plan, parameters)
         begin, done = b.label("begin"), b.label("done")
         b.branch(b.icmp("slt", first, last), begin, done)
         b.start(begin)  # not before: an empty grid is zero somewhere
@@ -93,9 +85,11 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
             assert len(passed) == len(parameters) + len(hidden)
             b.emit(f"call void @program({', '.join(map(str, passed))})")
 
-        if plan.order:
-            _in_random_order(b, plan.order, grid, first, last, run)
-        elif plan.band:
+        if env.switches:
+            ranges = b.label("ranges")
+            b.branch(switching.interleaved(b, plan.order, plan.may_wait), done, ranges)
+            b.start(ranges)
+        if plan.band:
             _in_bands(b, plan.band, grid, first, last, run)
         else:
             _in_rows(b, grid, first, last, run)
@@ -108,6 +102,37 @@ def _emit_entry(env: Environment, plan: Plan, parameters: list[Value], hidden: l
                 b.intrinsic("llvm.x86.sse.sfence", "void")
             else:
                 b.emit("fence release")
+        b.emit("ret void")
+
+
+def _read_arguments(b: Builder, plan: Plan, parameters: list[Value]) -> tuple[list[Value], Value, list[Value]]:
+    """The kernel's arguments, the host offset, and the sizes of the grid."""
+    listed = [image.Argument(0, element_size(argument.type.element)) for argument in plan.arguments]
+    offsets, _ = image.lay_out(listed)
+    values = []
+    for parameter, argument, offset in zip(parameters, listed, offsets, strict=True):
+        address = b.offset(switching.PACKED, offset)
+        if parameter.type == "i1":
+            values.append(b.cast("trunc", b.load("i8", address, 1), "i1"))
+        else:
+            values.append(b.load(parameter.type, address, argument.size))
+    host_offset = b.load("i64", b.offset(CONTEXT, abi.KERNEL_CONTEXT_HOST_OFFSET), 8)
+    grid = [b.load("i32", b.offset(CONTEXT, abi.KERNEL_CONTEXT_GRID + 4 * axis), 4) for axis in range(3)]
+    return values, host_offset, grid
+
+
+def _emit_run_one(b: Builder, plan: Plan, parameters: list[Value]) -> None:
+    with b.function(switching.RUN_ONE, "void", switching.ONE):
+        values, host_offset, grid = _read_arguments(b, plan, parameters)
+        grid_x, grid_y = (b.zext(size, "i64") for size in grid[:2])
+        row = b.binary("udiv", switching.NUMBER, grid_x)
+        parts = (
+            b.binary("urem", switching.NUMBER, grid_x),
+            b.binary("urem", row, grid_y),
+            b.binary("udiv", row, grid_y),
+        )
+        place = [b.trunc(part, "i32") for part in parts]
+        b.emit(f"call void @program({', '.join(map(str, [*values, CONTEXT, SCRATCH, host_offset, *place, *grid]))})")
         b.emit("ret void")
 
 
@@ -153,38 +178,6 @@ def _in_bands(b: Builder, band_width: int, grid: Sequence[Value], first: Value, 
         left = b.mul(band, width)
         y, across = divided(in_band, b.binary_intrinsic("umin", b.sub(grid_x, left), width))
         run([b.trunc(value, "i32") for value in (b.add(left, across), y, z)])
-
-
-def _in_random_order(b: Builder, seed: int, grid: Sequence[Value], first: Value, last: Value, run: Run) -> None:
-    """The number is multiplied and moved, modulo the number of programs: a prime that is greater divides none. Grids of
-    more programs than 32 bits count are gone through in order."""
-    random = Random(seed)
-    factor, distance = _prime(random.randrange(1 << 40, 1 << 41)), random.randrange(1 << 31)
-    grid_x, grid_y, grid_z = (b.zext(size, "i64") for size in grid)
-    programs = b.mul(b.mul(grid_x, grid_y), grid_z)
-    is_small = b.icmp("ult", programs, integer(1 << 31, "i64"))
-    by = b.select(is_small, b.binary("urem", integer(factor, "i64"), programs), integer(1, "i64"))
-    offset = b.select(is_small, b.binary("urem", integer(distance, "i64"), programs), integer(0, "i64"))
-    with _numbers(b, first, last) as number:
-        place = b.binary("urem", b.add(b.mul(number, by), offset), programs)
-        row = b.binary("udiv", place, grid_x)
-        parts = (b.binary("urem", place, grid_x), b.binary("urem", row, grid_y), b.binary("udiv", row, grid_y))
-        run([b.trunc(part, "i32") for part in parts])
-
-
-def _prime(number: int) -> int:
-    """The next prime that is not less than an odd number of at most 42 bits."""
-    number |= 1
-    while not all(map(functools.partial(_is_strong, number), (2, 3, 5, 7, 11, 13, 17))):
-        number += 2
-    return number
-
-
-def _is_strong(number: int, base: int) -> bool:
-    """Miller's and Rabin's test, which only primes of up to 48 bits pass for the first seven bases."""
-    twos = (number - 1 & 1 - number).bit_length() - 1
-    power = pow(base, number - 1 >> twos, number)
-    return power == 1 or any(pow(power, 1 << each, number) == number - 1 for each in range(twos))
 
 
 @contextlib.contextmanager

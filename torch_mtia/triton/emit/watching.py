@@ -20,7 +20,16 @@ _NONE = integer(0, "i64")
 
 
 def begin_program(env: Environment) -> None:
-    _ask(env.b, _NULL, _NONE, _NONE, _NULL, _NONE, _NULL)
+    _tell_of_program(env.b, abi.PROGRAM_BEGINS_AMONG_OTHERS if env.switches else abi.PROGRAM_BEGINS)
+
+
+def end_program(env: Environment) -> None:
+    """Of those that are interleaved."""
+    _tell_of_program(env.b, abi.PROGRAM_ENDS)
+
+
+def _tell_of_program(b: Builder, what: int) -> None:
+    _ask(b, _NULL, integer(what, "i64"), _NONE, _NULL, _NONE, _NULL)
 
 
 def begin_store(env: Environment, op: Op, size: int) -> None:

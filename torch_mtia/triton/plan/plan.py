@@ -493,7 +493,8 @@ class Plan(Part):
     scratch_size: int  # bytes, of one program
     # Programs in x of the bands that they run in; 0: in rows of the grid
     band: int = field(metadata=shown("programs run in bands of the grid, {=band} wide in x", optional=True))
-    order: int = field(default=0, metadata=shown("programs run in a random order, of seed {order}"))
+    order: int = field(default=0, metadata=shown("programs run in a random order, in turns, of seed {order}"))
+    may_wait: bool = False  # a program for another one, which then has to run, too
     cost: int = field(default=0, metadata=shown("about {=cost} ns for each program"))
     # Of integer divisions: the divisors that they look for, which would stop the process.
     guards: Mapping[Op, str] = field(default_factory=dict, metadata=shown("{}, checked for {}"))

@@ -56,7 +56,8 @@ def plan_kernel(
         places,
         max((offset + aligned(storage.bytes) for storage, offset in places.items()), default=0),
         BAND if not order and _shares_operands(kernel.body) else 0,
-        order=0 if _may_wait(module) else order,
+        order=order,
+        may_wait=_may_wait(module),
         guards=planner.guards(),
     )
     changes = [unroll, prefetch, access_buffers]
