@@ -204,7 +204,7 @@ def _load_backend() -> None:
     if settings.targets:
         from torch_mtia.portability import process_report
 
-        process_report.start(settings.targets)
+        process_report.start(settings.targets, settings.refuse)
     if settings.privateuse1:
         from torch_mtia import privateuse1
 

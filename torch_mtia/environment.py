@@ -69,10 +69,12 @@ class Settings(NamedTuple):
         delay: a seed; 0 for no delays.
         poison: whether memory without contents is filled.
         order: a seed; 0 for the order of programs' numbers.
+        emulate: the GPU whose numbers kernels compute, or "".
         sanitize: the sanitizer's checks.
         sanitize_json: a file, or "".
         sanitize_suppressions: a file, or "".
         targets: GPUs that kernels are compiled for.
+        refuse: whether a launch raises what they say to it.
         runtime: the driver's library.
         log: what is logged, such as "launch".
         privateuse1: the device type; "" for mtia.
@@ -90,11 +92,13 @@ class Settings(NamedTuple):
     delay: int
     poison: bool
     order: int
+    emulate: str
     check_bounds: bool
     sanitize: frozenset[str]
     sanitize_json: str
     sanitize_suppressions: str
     targets: tuple[str, ...]
+    refuse: bool
     runtime: Path
     log: frozenset[str]
     privateuse1: str
@@ -200,6 +204,14 @@ def _parse_targets(text: str) -> tuple[str, ...]:
     return tuple(map(str, parse_all(text.split(","))))
 
 
+def _parse_emulate(text: str) -> str:
+    if not text:
+        return ""
+    from torch_mtia.gpu_targets import parse
+
+    return str(parse(text))
+
+
 def _parse_system_root(text: str) -> str:
     if text and not Path(text).is_dir():
         raise ValueError("no such folder")
@@ -270,6 +282,14 @@ ORDER = Variable(
     "operations, stores and volatile loads. A kernel that relies on an order gives wrong data "
     "([triton](triton.md#programs-in-a-random-order)). For debugging.",
 )
+EMULATE = Variable(
+    "TORCH_MTIA_EMULATE",
+    "",
+    _parse_emulate,
+    "a GPU as Triton names it, such as `cuda:90`; or empty",
+    "GPU whose `tl.dot` and conversions Triton kernels compute, as far as they are known "
+    "([portability](portability.md#the-numbers-of-a-gpu)). The launch option `emulate` is for one kernel.",
+)
 CHECK_BOUNDS = Variable(
     "TORCH_MTIA_CHECK_BOUNDS",
     "0",
@@ -309,6 +329,14 @@ TARGETS = Variable(
     "a comma-separated list of GPUs as Triton names them, such as `cuda:90,hip:gfx942`; or empty",
     "GPUs for which the Triton kernels of the process are compiled at its end, by Triton's own back ends. What they "
     "are there is printed on stderr ([portability](portability.md)).",
+)
+REFUSE = Variable(
+    "TORCH_MTIA_REFUSE",
+    "0",
+    _parse_flag,
+    "`0` or `1`",
+    "With `1`, a launch of a Triton kernel that one of `TORCH_MTIA_TARGETS` does not compile, or has no resources for, "
+    "raises what the target says. Each kernel is compiled for the targets before its first launch.",
 )
 RUNTIME = Variable(
     "TORCH_MTIA_RUNTIME",
@@ -415,11 +443,13 @@ VARIABLES: tuple[
     DELAY,
     POISON,
     ORDER,
+    EMULATE,
     CHECK_BOUNDS,
     SANITIZE,
     SANITIZE_JSON,
     SANITIZE_SUPPRESSIONS,
     TARGETS,
+    REFUSE,
     RUNTIME,
     LOG,
     PRIVATEUSE1,

@@ -8,7 +8,7 @@ banks.py                 conflicts in shared memory, by the address arithmetic o
 source.py, layout.py     what Triton's own representations say; reasons.py, why an access is narrow
 counting.py, bound.py    what a launch here accesses and computes, and the least time for it on a product
 rows.py, report.py       the report; stored_rows.py, what an earlier one found; lines.py, page.py, its text and its page
-strict.py                what a check in CI refuses
+strict.py                what a check in CI refuses; refusing.py, launches here that a GPU refuses
 
 See docs/portability.md.
 """

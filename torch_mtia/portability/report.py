@@ -20,6 +20,7 @@ from torch_mtia.portability.counting import count
 from torch_mtia.portability.launches import Recording
 from torch_mtia.portability.lines import described
 from torch_mtia.portability.reasons import explain
+from torch_mtia.portability.refusing import RefusingRecording
 from torch_mtia.portability.rows import Row, compile_rows
 from torch_mtia.portability.workers import TIMEOUT, Pool
 
@@ -177,12 +178,13 @@ def _record(row: Row) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def targets(*names: str, bound: bool = False, timeout: float = TIMEOUT) -> Iterator[Report]:
+def targets(*names: str, bound: bool = False, refuse: bool = False, timeout: float = TIMEOUT) -> Iterator[Report]:
     """Returns what `torch_mtia.triton.targets` does, which documents it."""
     chosen = parse_all(names)
     if not chosen:
         raise ValueError("targets() takes at least one name, such as 'cuda:90'")
-    recording = Recording(count if bound else None)
+    counter = count if bound else None
+    recording = RefusingRecording(chosen, counter, timeout) if refuse else Recording(counter)
     recording.start()
     try:
         yield (report := Report(recording, chosen, timeout))

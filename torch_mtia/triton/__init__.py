@@ -27,7 +27,9 @@ def activate() -> None:
     driver.set_active(MTIADriver())
 
 
-def targets(*names: str, bound: bool = False, timeout: float = 300) -> AbstractContextManager[Report]:
+def targets(
+    *names: str, bound: bool = False, refuse: bool = False, timeout: float = 300
+) -> AbstractContextManager[Report]:
     """Returns a context whose report has the kernels that are launched on mtia in it, compiled for GPUs.
 
     The block runs as it would without. Kernels are compiled when the report is first read, or when the block ends.
@@ -36,6 +38,8 @@ def targets(*names: str, bound: bool = False, timeout: float = 300) -> AbstractC
         names: of GPUs, as in Triton: "cuda:90", "hip:gfx942".
         bound: whether the first launch of each specialization is counted, for the least time that it takes there. It is
             slow, and its numbers may differ in the last bits.
+        refuse: whether a launch that a target does not compile, or has no resources for, raises RefusedByTarget, an
+            OutOfResources, with what the target says. Each kernel is compiled before its first launch in the block.
         timeout: seconds that the compiler of one kernel for one target may take.
 
     Raises:
@@ -43,4 +47,4 @@ def targets(*names: str, bound: bool = False, timeout: float = 300) -> AbstractC
     """
     from torch_mtia.portability.report import targets
 
-    return targets(*names, bound=bound, timeout=timeout)
+    return targets(*names, bound=bound, refuse=refuse, timeout=timeout)

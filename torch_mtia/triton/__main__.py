@@ -12,6 +12,7 @@ from torch_mtia.gpu_targets import parse_all
 from torch_mtia.portability import strict
 from torch_mtia.portability.counting import count
 from torch_mtia.portability.launches import Recording
+from torch_mtia.portability.refusing import RefusingRecording
 from torch_mtia.portability.report import Report
 
 
@@ -26,6 +27,9 @@ def main() -> None:
         "--bound",
         action="store_true",
         help="count the first launch of each specialization, and say the least time that it takes on a GPU",
+    )
+    parser.add_argument(
+        "--refuse", action="store_true", help="raise what a GPU says to a launch that it does not compile or run"
     )
     parser.add_argument(
         "--strict",
@@ -53,7 +57,8 @@ def main() -> None:
         parser.error(str(error))
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(Path(options.script).resolve().parent)
-    recording, end = Recording(count if options.bound else None), None
+    counter, end = count if options.bound else None, None
+    recording = RefusingRecording(targets, counter) if options.refuse else Recording(counter)
     recording.start()
     try:
         runpy.run_path(options.script, run_name="__main__")

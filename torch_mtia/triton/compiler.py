@@ -29,7 +29,7 @@ from triton.backends.compiler import BaseBackend, GPUTarget
 from torch_mtia import environment
 from torch_mtia.source_digest import source_digest
 from torch_mtia.torch_version import fuses_products, rewrite_block_pointers, run_passes
-from torch_mtia.triton import abi
+from torch_mtia.triton import abi, emulated_target
 from torch_mtia.triton.architecture import architecture
 from torch_mtia.triton.ir.simplify import UNIT
 
@@ -52,6 +52,7 @@ class MTIAOptions:
     instrument: bool = False  # so that accesses can be watched: Note [Watched kernels] in mtia_runtime.h
     count: bool = False  # with `instrument`: so that entered blocks are counted, and operations by them
     order: int = 0  # a seed of the order in which programs run; 0: that of their numbers
+    emulate: str = ""  # a GPU, as "cuda:90": products and conversions as it computes them
     instrumented_program: str = ""  # code names the files of its source, which a copy of a program has elsewhere
     debug: bool = False
     sanitize_overflow: bool = True
@@ -168,10 +169,19 @@ _remembered = functools.lru_cache(maxsize=32)
 
 @_remembered
 def _planned(
-    text: str, arch: str, *, contracts: bool, count: bool, instrument: bool, follow_numbers: bool, order: int
+    text: str,
+    arch: str,
+    *,
+    contracts: bool,
+    count: bool,
+    instrument: bool,
+    follow_numbers: bool,
+    order: int,
+    emulated: str,
 ) -> PlanStage:
     from torch_mtia.triton import machine
     from torch_mtia.triton.ir import parser
+    from torch_mtia.triton.ir.emulation import emulate
     from torch_mtia.triton.ir.simplify import simplify
     from torch_mtia.triton.plan.instrumentation import ENTERED_BLOCKS, read_once
     from torch_mtia.triton.plan.program import plan_kernel
@@ -179,6 +189,8 @@ def _planned(
 
     parsed = parser.parse(text)
     level = machine.level(arch)
+    if emulated:
+        emulate(parsed, emulated_target.numerics(emulated))
     if count:  # the blocks of the source, and each of its loads once
         read_once(parsed)
     else:
@@ -241,6 +253,9 @@ class MTIABackend(BaseBackend):
         arch = self.target.arch if isinstance(self.target.arch, str) else architecture()
         arguments.setdefault("arch", str(knobs.runtime.override_arch or arch))
         arguments.setdefault("order", environment.settings().order)
+        arguments.setdefault("emulate", environment.settings().emulate)
+        if arguments["emulate"]:
+            arguments = {**emulated_target.front_end(arguments["emulate"], arguments), **arguments}
         arguments.setdefault("instrument", environment.kernels_are_watched())
         arguments.setdefault("follow_numbers", environment.numbers_are_watched())
         if arguments["instrument"]:
@@ -264,10 +279,12 @@ class MTIABackend(BaseBackend):
     def pack_metadata(self, metadata: Any) -> tuple[Any, ...]:
         return (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
-    def get_codegen_implementation(self, _options: Any) -> dict[str, Any]:
+    def get_codegen_implementation(self, options: Any) -> dict[str, Any]:
         from torch_mtia.triton import float8e4b15
 
-        return {"min_dot_size": lambda *_types: (1, 1, 1), "convert_custom_types": float8e4b15.convert}
+        emulated = options.emulate
+        least = emulated_target.min_dot_size(emulated) if emulated else lambda *_types: (1, 1, 1)
+        return {"min_dot_size": least, "convert_custom_types": float8e4b15.convert}
 
     def get_module_map(self) -> dict[str, ModuleType]:
         from triton.language.extra.cuda import libdevice
@@ -280,7 +297,7 @@ class MTIABackend(BaseBackend):
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
         if language is not None and getattr(language, "name", "TRITON") != "TRITON":
             raise RuntimeError("mtia compiles Triton's language, not Gluon")
-        stages["ttir"] = lambda source, _metadata: self.make_ttir(source)
+        stages["ttir"] = lambda source, _metadata: self.make_ttir(source, options.emulate)
         stages["plan"] = lambda source, metadata: self.make_plan(source, metadata, options)
         stages["llir"] = lambda source, metadata: self.make_llir(source, metadata, options)
         stages["asm"] = lambda source, _metadata: self.make_assembly(source, options)
@@ -289,7 +306,7 @@ class MTIABackend(BaseBackend):
             knobs.runtime.add_stages_inspection_hook(self, stages, options, language, None)
 
     @staticmethod
-    def make_ttir(module: Any) -> Any:
+    def make_ttir(module: Any, emulated: str = "") -> Any:
         from triton._C.libtriton import ir, passes
 
         units = _unit_strides(module)
@@ -306,6 +323,8 @@ class MTIABackend(BaseBackend):
             passes.ttir.add_triton_licm(manager)
         passes.common.add_symbol_dce(manager)
         passes.ttir.add_loop_unroll(manager)
+        if emulated:
+            passes.ttgpuir.add_f32_dot_tc(manager, emulated_target.emulates_tf32x3(emulated))
         run_passes(manager, module, "make_ttir")
         kernel = module.get_function(module.get_entry_func_name())
         for argument in units:
@@ -324,7 +343,8 @@ class MTIABackend(BaseBackend):
                 count=options.count,
                 instrument=options.instrument,
                 follow_numbers=options.follow_numbers,
-                order=options.order,
+                order=0 if options.count else options.order,
+                emulated=options.emulate,
             )
         if options.ir_override is None or not options.ir_override.endswith(".plan"):
             return stage

@@ -65,6 +65,14 @@ def narrow(b: Builder, value: Value, element: str, toward_zero: bool = False) ->
     return _narrow_small(b, value, FORMATS[element], toward_zero)
 
 
+def tf32(b: Builder, value: Value, to_nearest: bool) -> Value:
+    """The f32 with 10 bits of mantissa: the nearest, ties away from zero, or the next toward zero."""
+    bits = b.bitcast(value, "i32")
+    rounded = b.add(bits, b.integer_like(0x1000, bits)) if to_nearest else bits
+    kept = b.bitcast(b.binary("and", rounded, b.integer_like(-0x2000, bits)), "float")
+    return b.select(b.fcmp("uno", value, value), value, kept)
+
+
 def _rounded_to_odd(b: Builder, value: Value) -> Value:
     """f64 to f32 so that rounding once more gives what rounding once would: an inexact result has an odd last bit."""
     nearest = b.cast("fptrunc", value, "float")

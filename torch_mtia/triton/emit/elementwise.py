@@ -14,6 +14,7 @@ from torch_mtia.triton.analyses.strips import ZERO_AND_MINUS_ONE
 from torch_mtia.triton.emit.environment import elementwise
 from torch_mtia.triton.ir.attributes import Bits, Dense, float_bits
 from torch_mtia.triton.ir.elements import NARROW, WIDE, is_float_element, llvm_element
+from torch_mtia.triton.ir.emulation import TF32_TO_NEAREST, TF32_TOWARD_ZERO
 from torch_mtia.triton.ir.module import Op, Unsupported
 from torch_mtia.triton.ir.ops import FLOAT_PREDICATES, INTEGER_PREDICATES, pointee_size
 from torch_mtia.triton.lanes import guarded_divisor
@@ -280,6 +281,9 @@ def _extern(b: Builder, op: Op, operands: list[Value]) -> Value:
 
 @elementwise("tt.elementwise_inline_asm")
 def _inline_asm(b: Builder, op: Op, operands: list[Value]) -> Value:
+    asm = op.attributes.get("asm_string")
+    if asm in (TF32_TO_NEAREST, TF32_TOWARD_ZERO):
+        return floats.tf32(b, operands[0], asm == TF32_TO_NEAREST)
     raise Unsupported(
         "inline assembly is written for one GPU and cannot run on mtia: "
         f"{op.attributes.get('asm_string', '')!r}. Write the operation in Triton's language",

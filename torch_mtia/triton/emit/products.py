@@ -443,6 +443,8 @@ class _RegisterKernel(_Kernel):
         self._fetch_left(row, start, chunk)
         products = b.open_loop(0, chunk, step.unroll, chunks.carried)
         following = products.carried
+        if step.instruction:
+            following = [b.cast("fpext", value, "double") for value in following]
         for number in range(step.unroll):
             k = b.add(b.add(start, products.counter), integer(number, "i32"))
             if evaluated and step.upcoming is not None:
@@ -456,6 +458,8 @@ class _RegisterKernel(_Kernel):
                         factor = b.binary("xor", factor, self.offset)
                     for v in range(self.tile.vectors):
                         following.append(self._add_product(partial[r * self.tile.vectors + v], factor, vectors[v]))
+        if step.instruction:
+            following = [b.cast("fptrunc", value, "float") for value in following]
         before, sums = sums, b.close_loop(chunks, b.close_loop(products, following))
         if watching.is_followed(self.env, step.target.element):
             zeros = functools.partial(self._zeros, lines, column, first)
@@ -509,6 +513,8 @@ class _RegisterKernel(_Kernel):
         b = self.env.b
         if self.step.words:
             return self._add_words(partial, left, right)
+        if self.step.instruction:
+            left, right = (b.cast("fpext", value, "double") for value in (left, right))
         if is_float_element(self.step.target.element):
             return b.fma(left, right, partial)
         return b.add(partial, b.mul(left, right))

@@ -309,6 +309,8 @@ class Multiply(Step):
     depth: int  # products that are added before the accumulators go to memory
     chunk: int  # of them, for which rows of a left operand that is read in place are fetched at once; 0: all
     unroll: int  # of them, in a round of the innermost loop
+    # Products of f32 that are added in f64, and rounded once, as by an instruction of a GPU; 0: each is rounded.
+    instruction: int = field(metadata=shown("rounds after each {instruction} products", optional=True))
     # What the accumulators begin with, evaluated there; the target, for what that holds; None: zeros.
     initial: Value | Buffer | None
     accesses: Accesses = field(metadata=shown("{}: {}"))

@@ -20,6 +20,7 @@ from torch_mtia.triton.analyses.strips import ZERO, Lanes, Scalar, power_of_two_
 from torch_mtia.triton.analyses.walk import own_dims
 from torch_mtia.triton.ir.attributes import Bits
 from torch_mtia.triton.ir.elements import element_size, is_float_element
+from torch_mtia.triton.ir.emulation import INSTRUCTION
 from torch_mtia.triton.ir.module import Op, Unsupported, Value
 from torch_mtia.triton.ir.ops import is_fused, is_load, pointee_size, splat_constant
 from torch_mtia.triton.plan.control import assign
@@ -76,7 +77,9 @@ def _following(planner: Planner, op: Op) -> Op | None:
     in common: the two halves of bytes that hold two numbers."""
     (result,) = op.results
     user = next(iter(result.users), None)
-    if user is None or user.name != "tt.dot" or len(result.users) > 1 or user.block is not op.block:
+    if INSTRUCTION in op.attributes or user is None or user.name != "tt.dot":
+        return None
+    if len(result.users) > 1 or user.block is not op.block:
         return None
     if user.operands[2] is not result or result in user.operands[:2] or result.type.element != _compute_element(op):
         return None
@@ -112,7 +115,7 @@ def _words(planner: Planner, op: Op) -> str:
     """The format that the operands are packed in words of, if there is an instruction for them."""
     (left, right), result = (operand.type for operand in op.operands[:2]), op.results[0].type
     inner, columns = shape_of(op.operands[1])[-2:]
-    if columns < planner.lanes:
+    if columns < planner.lanes or INSTRUCTION in op.attributes:
         return ""
     elements = {left.element, right.element}
     if elements == {"i8"} and result.element == "i32":
@@ -401,6 +404,7 @@ class _Product:
             index[-1] = Lanes(Scalar(None, power_of_two_divisor(tile.lanes), True), int(lanes > 0))
             accesses.update(planner.accesses([value], shape_of(value), index, lanes))
         upcoming = self._upcoming(tile, depth)
+        instruction = min(self.op.attributes.get(INSTRUCTION, 0), depth)
         chunk = min(CHUNK_BYTES // element_size(target.element), depth) if in_place else depth
         pointers = [left.op.operands[0] for left in in_place if left.op is not None]
         pointers += [] if upcoming is None else upcoming.load.operands[:1]
@@ -415,7 +419,8 @@ class _Product:
                 upcoming,
                 depth,
                 chunk if chunk < depth else 0,
-                1 if self.evaluated else min(UNROLL, chunk),
+                instruction or (1 if self.evaluated else min(UNROLL, chunk)),
+                instruction,
                 initial,
                 accesses,
                 planner.sources([*pointers, *evaluated]),
