@@ -85,7 +85,7 @@ uint64_t AccessRecorder::access(const mtia_kernel_context& context, const mtia_s
                                 const uint64_t* addresses, uint64_t lanes, const void* values) {
   if (source == nullptr) {
     if (address == MTIA_PROGRAM_BEGINS_AMONG_OTHERS) suspend();
-    address == MTIA_PROGRAM_ENDS ? end_program() : begin_program(context, program);
+    address == MTIA_PROGRAM_ENDS ? end_program(program) : begin_program(context, program);
     return 0;
   }
   if (program != running_.place) [[unlikely]]
@@ -206,7 +206,8 @@ void AccessRecorder::suspend() {
   running_ = {};
 }
 
-void AccessRecorder::end_program() {
+void AccessRecorder::end_program(const std::array<int32_t, 3>& place) {
+  if (place != running_.place) resume(place);  // it has done nothing since others have
   enter_all();
   running_ = {};
 }

@@ -95,7 +95,7 @@ class AccessRecorder {
   };
 
   void begin_program(const mtia_kernel_context& context, const std::array<int32_t, 3>& place);
-  void end_program();
+  void end_program(const std::array<int32_t, 3>& place);
   void suspend();  // the running program
   void resume(const std::array<int32_t, 3>& place);
   uint32_t number_at(const std::array<int32_t, 3>& place) const;

@@ -179,6 +179,9 @@ TEST(programs_that_take_turns_keep_what_they_have_learned) {
     kernel.resume(3);
     if (acquires_first) kernel.access(atomic, 1024);
     kernel.begin(4, MTIA_PROGRAM_BEGINS_AMONG_OTHERS);
+    kernel.resume(3);
+    kernel.access(kernel.site(kLoad), 512);
+    kernel.resume(4);
     kernel.end();
     kernel.resume(3);
     kernel.access(load, 0);
