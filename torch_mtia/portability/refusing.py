@@ -19,7 +19,7 @@ from torch_mtia.triton.launch import Compiled
 _NOT_THE_TARGETS = ("cannot be compiled in another process", "there is no process", "the compiler", "LookupError")
 
 
-class RefusedByTarget(OutOfResources):
+class RefusedByTarget(OutOfResources):  # type: ignore[misc]
     """A target does not compile, or does not launch, a kernel that was about to be launched here. Triton's autotuner
     skips a configuration that raises it, as it skips what a GPU has no resources for."""
 
