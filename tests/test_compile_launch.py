@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.utils import fresh_cache
 from torch.utils._debug_mode import DebugMode
 
@@ -163,6 +164,25 @@ def test_the_profiler_and_debug_mode_see_launches() -> None:
     with DebugMode() as mode:
         kernel.run(x, torch.empty_like(x), 9, stream=stream())
     assert "[triton] triton_poi" in mode.debug_string()
+
+
+def test_a_replacement_of_upstreams_run_sees_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = on_device(9)
+    compiled = torch.compile(lambda x: x * 2 + 1)
+    expected = compiled(x)
+    seen: list[object] = []
+    upstream = CachingAutotuner.run
+
+    def run(self: CachingAutotuner, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self)
+        return upstream(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CachingAutotuner, "run", run)
+        assert torch.equal(compiled(x), expected)
+    assert len(seen) == 1
+    assert torch.equal(compiled(x), expected)
+    assert len(seen) == 1
 
 
 def test_a_wrong_call_raises_what_upstream_raises() -> None:

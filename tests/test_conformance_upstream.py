@@ -84,6 +84,28 @@ instantiate_device_type_tests(TestThings, globals())
 if __name__ == "__main__":
     run_tests()
 """
+INDUCTOR = """
+from torch._inductor.test_case import TestCase
+from torch.testing._internal.inductor_utils import GPU_TYPE, HAS_GPU, IS_BIG_GPU
+from torch.testing._internal.inductor_utils import requires_gpu, requires_gpu_with_enough_memory
+from torch.testing._internal.triton_utils import requires_cuda_and_triton, requires_gpu_and_triton
+
+class TestFlags(TestCase):
+    @requires_gpu()
+    @requires_gpu_and_triton
+    @requires_gpu_with_enough_memory(1)
+    def test_runs_here(self):
+        self.assertTrue(HAS_GPU and IS_BIG_GPU)
+        self.assertEqual(GPU_TYPE, KIND)
+
+    @requires_gpu_with_enough_memory(1 << 60)
+    def test_needs_more_memory(self):
+        self.fail()
+
+    @requires_cuda_and_triton
+    def test_of_cuda(self):
+        self.fail()
+"""
 LEDGER = """
 - tests: test_things/*/test_is_foreseen_*
   outcome: xfail
@@ -97,6 +119,7 @@ def checkout(folder: Path) -> Path:
     (folder / "version.txt").write_text("2.13.0a0\n")
     (folder / "test" / "test_things.py").write_text(GENERIC)
     (folder / "test" / "parts" / "test_broken.py").write_text("import no_such_module\n")
+    (folder / "test" / "parts" / "test_flags.py").write_text(INDUCTOR.replace("KIND", repr(KIND)))
     return folder
 
 
@@ -111,7 +134,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
     checkout(folder / "pytorch")
     (folder / "ledger.yaml").write_text(LEDGER)
     options = ("--ledger", "ledger.yaml", "--json", "run.json", "--junit", "run.xml", "--report", "run.html", "-j", "1")
-    return folder, run(folder, "pytorch", "test_things", "test_broken", *options)
+    return folder, run(folder, "pytorch", "test_things", "test_broken", "test_flags", *options)
 
 
 def results(folder: Path) -> dict[str, Result]:
@@ -137,6 +160,9 @@ def test_each_file_gives_what_its_tests_give(made: tuple[Path, subprocess.Comple
         f"test_crashes_everywhere_{KIND}": (r.CRASHED, r.ON_CPU),
         "test_fails": (r.FAILED, r.FAIL),
         "import": (r.FAILED, r.FAIL),
+        "test_runs_here": (r.PASSED, r.PASS),
+        "test_needs_more_memory": (r.SKIPPED, r.NOT_APPLICABLE),
+        "test_of_cuda": (r.SKIPPED, r.NOT_APPLICABLE),
     }
 
 

@@ -376,9 +376,9 @@ FastLauncher& of_launcher(const py::object& launcher) {
 
 // CachingAutotuner.run ------------------------------------------------------------------------------------------------
 
-// Python's `CachingAutotuner.run`, and the modules whose variables say whether somebody watches launches.
+// Python's `CachingAutotuner` and its `run`, and the modules whose variables say whether somebody watches launches.
 struct UpstreamRun {
-  py::object run;
+  py::object autotuner, run;
   py::dict profiler, debug_mode;
   py::object replacement;
 };
@@ -399,12 +399,18 @@ UpstreamRun*& upstream_run() {
   return instance;
 }
 
+// Returns `CachingAutotuner.run`, which may have been replaced.
+PyObject* current_run() {
+  return _PyType_Lookup(reinterpret_cast<PyTypeObject*>(upstream_run()->autotuner.ptr()), run_name());
+}
+
 // Whether somebody watches the launches of all kernels.
 bool are_launches_watched() {
   static PyObject* const profiles = PyUnicode_InternFromString("_is_profiler_enabled");
   static PyObject* const debugs = PyUnicode_InternFromString("_ACTIVE_DEBUG_MODE_COUNT");
   const UpstreamRun& upstream = *upstream_run();
-  return is_set(upstream.profiler, profiles) || is_set(upstream.debug_mode, debugs);
+  return current_run() != upstream.run.ptr() || is_set(upstream.profiler, profiles) ||
+         is_set(upstream.debug_mode, debugs);
 }
 
 py::object cached_launcher(PyObject* autotuner) {
@@ -423,7 +429,8 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*
   }
   std::vector<PyObject*> all{self};
   all.insert(all.end(), args, args + count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names)));
-  return PyObject_Vectorcall(upstream_run()->run.ptr(), all.data(), static_cast<size_t>(count) + 1, names);
+  const py::object upstream = owned(Py_NewRef(current_run()));
+  return PyObject_Vectorcall(upstream.ptr(), all.data(), static_cast<size_t>(count) + 1, names);
   END_HANDLE_TH_ERRORS
 }
 
@@ -433,7 +440,8 @@ PyMethodDef run_method{"run", reinterpret_cast<PyCFunction>(&run), METH_FASTCALL
 
 py::object make_run(const py::type& autotuner, py::object original, py::dict profiler, py::dict debug_mode) {
   auto replacement = owned(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(autotuner.ptr()), &run_method));
-  upstream_run() = new UpstreamRun{std::move(original), std::move(profiler), std::move(debug_mode), replacement};
+  upstream_run() =
+      new UpstreamRun{autotuner, std::move(original), std::move(profiler), std::move(debug_mode), replacement};
   return replacement;
 }
 

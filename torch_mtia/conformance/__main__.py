@@ -25,6 +25,7 @@ from torch_mtia.conformance.report import save_html
 from torch_mtia.conformance.results import Run, changes
 from torch_mtia.conformance.runner import SUITES_FOLDER, run
 from torch_mtia.conformance.settings import RESULTS, Settings, UsageError
+from torch_mtia.conformance.upstream import asks_for_inductor
 from torch_mtia.conformance.upstream_checkout import Checkout
 from torch_mtia.conformance.upstream_run import differences, run_files
 from torch_mtia.environment import DEFER, device_type
@@ -323,7 +324,7 @@ def _run(arguments: argparse.Namespace) -> int:
         time_limit=arguments.time_limit,
         shard=arguments.shard,
         tests=tuple(arguments.test),
-        inductor_tests=any(file.parent.name == "inductor" for file in arguments.file),
+        inductor_tests=any(map(asks_for_inductor, arguments.file)),
     )
     described = environment(probed) | ({"tests": f"{checkout.kind.name} {checkout.version}"} if checkout else {})
     folder = Path(settings.folder)

@@ -23,7 +23,7 @@ from torch_mtia.conformance.ledger import Ledger
 from torch_mtia.conformance.results import Result
 from torch_mtia.conformance.runner import CONFIGURATION, MOST_CRASHES, CollectionError, run
 from torch_mtia.conformance.settings import Settings
-from torch_mtia.conformance.upstream import is_of_triton
+from torch_mtia.conformance.upstream import asks_for_inductor, is_of_triton
 
 MOST_CHARACTERS = 100_000  # of one argument of a command
 PATIENCE = 4  # A test that needs longer than the limit on the CPU, but ends, does not fail there.
@@ -37,8 +37,7 @@ def run_files(
     collected: list[str] = []
     for file in files:
         folder = Path(settings.folder) / file.stem
-        inductor_tests = file.parent.name == "inductor"
-        part = dataclasses.replace(settings, folder=str(folder), inductor_tests=inductor_tests)
+        part = dataclasses.replace(settings, folder=str(folder), inductor_tests=asks_for_inductor(file))
         print(f"{file.stem}:", file=sys.stderr, flush=True)
         try:
             found, complete = run(part, [file], jobs, ledger, resume=resume)
