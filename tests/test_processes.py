@@ -177,6 +177,42 @@ def test_a_message_of_a_process_that_is_gone_raises(run_script: RunScript) -> No
     finished.output()
 
 
+@pytest.mark.parametrize("meanwhile", ["os.fork() or os._exit(0)", "_C._num_unreceived()", "send(y)"])
+def test_a_thread_that_sends_while_host_functions_run_blocks_nobody(run_script: RunScript, meanwhile: str) -> None:
+    """A host function needs the interpreter lock, which another thread has. Sending waits for that function."""
+    finished = run_script(
+        f"""
+        import os, threading, time
+        from multiprocessing.reduction import ForkingPickler
+        import torch, torch.multiprocessing
+        import torch_mtia
+        from torch_mtia import _C
+
+        send = ForkingPickler.dumps
+        x, y = torch.ones(3, device="mtia"), torch.ones(3, device="mtia")
+        started, errors = threading.Event(), []
+
+        def function():
+            started.set()
+            time.sleep(0.5)
+            try:
+                send(y)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        torch_mtia.launch_host_function(torch.mtia.current_stream(), function)
+        thread = threading.Thread(target=send, args=(x,))
+        thread.start()
+        started.wait()
+        time.sleep(0.1)
+        {meanwhile}
+        thread.join()
+        assert "a host function cannot wait" in errors[0]
+        """
+    )
+    finished.output()
+
+
 def test_what_is_sent_moves_once_and_is_not_resized() -> None:
     from multiprocessing.reduction import ForkingPickler
 

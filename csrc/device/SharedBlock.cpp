@@ -3,6 +3,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <utility>
@@ -47,16 +49,36 @@ size_t file_size(size_t size) {
 }
 
 // The blocks that this process has sent, until they are received. Leaked: streams may run until the process ends.
-struct Sent {
-  Sent() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex); }
+class Sent {
+ public:
+  Sent() { runtime::hold_at_forks(runtime::ForkOrder::kTable, mutex_); }
 
+  void add(const Owner& block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    blocks_.push_back(block);
+    ++block->messages().sent;
+  }
+  size_t size() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return blocks_.size();
+  }
   void forget_received() {
-    std::erase_if(
-        blocks, [](const Owner& block) { return block->messages().received.load() >= block->messages().sent.load(); });
+    std::vector<Owner> received;  // destroyed without the mutex: that launches work
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto first = std::partition(blocks_.begin(), blocks_.end(), [](const Owner& block) {
+      return block->messages().received.load() < block->messages().sent.load();
+    });
+    received.assign(std::make_move_iterator(first), std::make_move_iterator(blocks_.end()));
+    blocks_.erase(first, blocks_.end());
   }
 
-  std::mutex mutex;
-  std::vector<Owner> blocks;
+  // Held while a storage moves: two threads may send the same one. Not held at forks, because its owner waits for the
+  // device.
+  std::mutex moving;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Owner> blocks_;
 };
 
 Sent& sent() {
@@ -123,10 +145,12 @@ std::optional<SharedStorage> send_storage(c10::StorageImpl* storage) {
   if (!core::driver_info().can(MTIA_CAPABILITY_SHARED_MEMORY)) return std::nullopt;
   const c10::Device device = storage->device();
   const c10::DeviceGuard guard(device);
-  const std::lock_guard<std::mutex> lock(sent().mutex);  // two threads may send the same storage
-  storage->mutable_data();                               // a lazy clone gets memory of its own
-  MTIAStream::synchronize_all(device.index());           // work that is queued has the address
+  MTIAStream::synchronize_all(device.index());  // raises in a host function, for which the mutex's owner may wait
+  sent().forget_received();
+  const std::lock_guard<std::mutex> lock(sent().moving);
+  storage->mutable_data();  // a lazy clone gets memory of its own
   if (owner_of(*storage) == nullptr) {
+    MTIAStream::synchronize_all(device.index());  // work that is queued has the address
     TORCH_CHECK(!MTIACachingAllocator::may_be_of_graph(*storage),
                 "the tensor is older than the end of a capture, so a graph may use its memory, which would have to "
                 "move for other processes to share it: send tensor.clone()");
@@ -136,9 +160,7 @@ std::optional<SharedStorage> send_storage(c10::StorageImpl* storage) {
     MTIAStream::synchronize_all(device.index());
   }
   const Owner& block = *owner_of(*storage);
-  sent().forget_received();
-  ++block->messages().sent;
-  sent().blocks.push_back(block);
+  sent().add(block);
   return SharedStorage{getpid(), block->descriptor(), block->messages().name};
 }
 
@@ -161,9 +183,8 @@ void receive_again(const c10::StorageImpl& storage) {
 
 size_t num_unreceived() {
   if (runtime::is_forked()) return 0;  // what was sent is the parent's
-  const std::lock_guard<std::mutex> lock(sent().mutex);
   sent().forget_received();
-  return sent().blocks.size();
+  return sent().size();
 }
 
 }  // namespace torch_mtia
