@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
+import pickle
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +80,62 @@ def test_pools_nest_and_end_with_an_exception() -> None:
     c = megabytes(7)
     assert (in_use(inner), in_use(outer)) == (3 * MIB, 5 * MIB)
     del a, b, c
+
+
+def test_contexts_of_generators_may_end_in_any_order_and_on_any_thread() -> None:
+    @contextlib.contextmanager
+    def allocating_from(pool: MemPool) -> Iterator[None]:
+        with use_mem_pool(pool):
+            yield
+
+    first, second = MemPool(), MemPool()
+    context = allocating_from(first)
+    context.__enter__()
+    with use_mem_pool(second):
+        context.__exit__(None, None, None)
+        a = megabytes(3)
+    assert (held(first), in_use(second)) == (0, 3 * MIB)
+    context = allocating_from(first)
+    context.__enter__()
+    thread = threading.Thread(target=context.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    b = megabytes(3)
+    assert held(first) == 0
+    del a, b
+
+
+def test_threads_may_share_a_pool_from_its_first_use() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    torch.accelerator.empty_cache()
+    before = torch.accelerator.memory_reserved()
+
+    def allocate(pool: MemPool, start: threading.Barrier) -> None:
+        start.wait()
+        with use_mem_pool(pool):
+            torch.empty(10, device="mtia")
+
+    try:
+        for _ in range(100):
+            pool, start = MemPool(), threading.Barrier(4)
+            threads = [threading.Thread(target=allocate, args=(pool, start)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            del pool, threads, thread
+    finally:
+        sys.setswitchinterval(interval)
+    gc.collect()
+    torch.accelerator.empty_cache()
+    assert torch.accelerator.memory_reserved() == before
+
+
+def test_a_pool_is_not_copied() -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(MemPool())
 
 
 def test_other_threads_and_devices_allocate_as_before() -> None:

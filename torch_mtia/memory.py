@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -112,13 +113,17 @@ class MemPool:
         self.allocator = allocator
         self.id = _C._new_pool()
         self._devices: set[int] = set()
+        self._lock = threading.Lock()
         weakref.finalize(self, _release, self.id, self._devices).atexit = False
 
-    def _begin(self, device: int) -> None:
-        if device not in self._devices:
-            _C._use_pool(device, self.id, *(self.allocator._functions if self.allocator else (0, 0)))
-            self._devices.add(device)
-        _C._direct_thread_to_pool(device, self.id)
+    def _use(self, device: int) -> None:
+        with self._lock:
+            if device not in self._devices:
+                _C._use_pool(device, self.id, *(self.allocator._functions if self.allocator else (0, 0)))
+                self._devices.add(device)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MemPool cannot be copied or pickled: it is memory of this process")
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Returns the pool's segments and their blocks, as the list "segments" of `torch.mtia.snapshot()`."""
@@ -150,11 +155,12 @@ def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
         raise TypeError(f"pool must be a torch_mtia.memory.MemPool, not {pool!r}")
     index = _index(device)
     device_module().init()
-    pool._begin(index)
+    pool._use(index)
+    direction = _C._direct_thread_to_pool(index, pool.id)
     try:
         yield
     finally:
-        _C._end_pool_of_thread(index)
+        _C._end_direction_to_pool(index, direction)
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:

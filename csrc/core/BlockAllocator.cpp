@@ -345,14 +345,14 @@ void BlockAllocator::set_source(PoolId pool, const SegmentSource& source) {
   state_->pools.set_source(pool, source);
 }
 
-void BlockAllocator::direct_thread_to_pool(PoolId pool) {
+DirectionId BlockAllocator::direct_thread_to_pool(PoolId pool) {
   const std::lock_guard lock(state_->mutex);
-  state_->pools.direct_thread(pool);
+  return state_->pools.direct_thread(pool);
 }
 
-void BlockAllocator::end_pool_of_thread() {
+void BlockAllocator::end_direction(DirectionId id) {
   const std::lock_guard lock(state_->mutex);
-  state_->pools.end_direction_of_thread();
+  state_->pools.end_direction(id);
 }
 
 void BlockAllocator::set_memory_fraction(double fraction) {

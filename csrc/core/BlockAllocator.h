@@ -103,6 +103,7 @@ struct AllocatorOptions {
 
 using WindowId = uint64_t;
 using PoolId = std::pair<uint64_t, uint64_t>;  // {0, 0}: the default pool
+using DirectionId = uint64_t;
 
 // Where the segments of a pool come from, in place of the driver: functions with the signatures that
 // torch.cuda.memory.CUDAPluggableAllocator asks for. Called with the allocator's lock held. `stream` is the driver's.
@@ -219,9 +220,9 @@ class BlockAllocator {
   void direct_to_default_pool(Stream* stream);  // if the stream was captured: after that
   // The source of a pool that has no segment yet.
   void set_source(PoolId pool, const SegmentSource& source);
-  // Nested calls on one thread end in reverse order.
-  void direct_thread_to_pool(PoolId pool);
-  void end_pool_of_thread();  // throws std::logic_error if the thread is not directed to a pool
+  // The latest direction of the calling thread that has not ended counts. Any thread may end it.
+  DirectionId direct_thread_to_pool(PoolId pool);
+  void end_direction(DirectionId id);  // throws std::invalid_argument if it has ended
 
   // The fraction of the device's memory that the allocator may hold. Initially 1.
   void set_memory_fraction(double fraction);

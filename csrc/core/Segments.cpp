@@ -51,16 +51,25 @@ void Pools::discard_unused() noexcept {
   std::erase_if(private_, [this](const auto& entry) {
     const MemoryPool* pool = entry.second.get();
     const auto leads_here = [pool](const auto& direction) { return direction.second == pool; };
-    const auto has_it = [pool](const auto& of_thread) { return std::ranges::count(of_thread.second, pool) > 0; };
+    const auto has_it = [pool](const auto& of_thread) {
+      return std::ranges::count(of_thread.second, pool, &Direction::pool) > 0;
+    };
     return pool->users == 0 && pool->num_segments == 0 && std::ranges::none_of(directed_, leads_here) &&
            std::ranges::none_of(directed_threads_, has_it);
   });
 }
 
-void Pools::end_direction_of_thread() {
-  const auto found = directed_threads_.find(std::this_thread::get_id());
-  if (found == directed_threads_.end()) throw std::logic_error("this thread allocates from no memory pool");
-  found->second.pop_back();
+DirectionId Pools::direct_thread(PoolId id) {
+  directed_threads_[std::this_thread::get_id()].push_back({++num_directions_, &find(id)});
+  return num_directions_;
+}
+
+void Pools::end_direction(DirectionId id) {
+  const auto ended = [id](auto& of_thread) {
+    return std::erase_if(of_thread.second, [id](const Direction& direction) { return direction.id == id; }) > 0;
+  };
+  const auto found = std::ranges::find_if(directed_threads_, ended);
+  if (found == directed_threads_.end()) throw std::invalid_argument("the thread no longer allocates from the pool");
   if (found->second.empty()) directed_threads_.erase(found);
   discard_unused();
 }

@@ -135,7 +135,7 @@ class Pools {
       return default_;
     if (const auto found = directed_.find(stream); found != directed_.end()) return *found->second;
     const auto found = directed_threads_.find(std::this_thread::get_id());
-    return found == directed_threads_.end() ? default_ : *found->second.back();
+    return found == directed_threads_.end() ? default_ : *found->second.back().pool;
   }
 
   FreeBlocks& free_blocks(MemoryPool& pool, Stream* stream) {
@@ -161,8 +161,8 @@ class Pools {
   }
   void direct_to_default(Stream* stream) { directed_.erase(stream); }
   void set_source(PoolId id, const SegmentSource& source) { find(id).source = source; }
-  void direct_thread(PoolId id) { directed_threads_[std::this_thread::get_id()].push_back(&find(id)); }
-  void end_direction_of_thread();
+  DirectionId direct_thread(PoolId id);
+  void end_direction(DirectionId id);  // throws std::invalid_argument if it has ended
   // Called when a pool may have lost its last segment.
   void discard_unused() noexcept;
 
@@ -173,7 +173,12 @@ class Pools {
   MemoryPool default_;
   std::map<PoolId, std::unique_ptr<MemoryPool>> private_;
   std::unordered_map<Stream*, MemoryPool*> directed_;
-  std::unordered_map<std::thread::id, std::vector<MemoryPool*>> directed_threads_;  // the innermost last
+  struct Direction {
+    DirectionId id;
+    MemoryPool* pool;
+  };
+  DirectionId num_directions_ = 0;
+  std::unordered_map<std::thread::id, std::vector<Direction>> directed_threads_;  // the innermost last
   // A cache of one entry: nearly every call is for the same stream, in the default pool.
   Stream* recent_stream_ = nullptr;
   FreeBlocks* recent_ = nullptr;

@@ -148,9 +148,11 @@ PYBIND11_MODULE(_C, m) {
     allocator.empty_cache(pool);
   });
   m.def("_direct_thread_to_pool", [](c10::DeviceIndex device, c10::MempoolId_t pool) {
-    MTIACachingAllocator::of(device).direct_thread_to_pool(pool);
+    return MTIACachingAllocator::of(device).direct_thread_to_pool(pool);
   });
-  m.def("_end_pool_of_thread", [](c10::DeviceIndex device) { MTIACachingAllocator::of(device).end_pool_of_thread(); });
+  m.def("_end_direction_to_pool", [](c10::DeviceIndex device, core::DirectionId direction) {
+    MTIACachingAllocator::of(device).end_direction(direction);
+  });
   // Storages that processes share: see torch_mtia/multiprocessing.py.
   using Message = std::tuple<pid_t, int, uint64_t>;
   m.def(

@@ -164,19 +164,19 @@ TEST(a_thread_allocates_from_its_innermost_pool) {
   constexpr core::PoolId kInner{0, 8};
   Fixture f;
   f.allocator.use_pool(kPool);
-  f.allocator.direct_thread_to_pool(kPool);
+  const core::DirectionId to_outer = f.allocator.direct_thread_to_pool(kPool);
   mtia_device_ptr outer = f.allocate(5 * kMiB);
-  f.allocator.direct_thread_to_pool(kInner);
+  const core::DirectionId to_inner = f.allocator.direct_thread_to_pool(kInner);
   mtia_device_ptr inner = f.allocate(5 * kMiB);
   mtia_device_ptr of_thread = 0;
   std::thread([&] { of_thread = f.allocate(5 * kMiB); }).join();
   CHECK_EQ(f.reserved(), 60 * kMiB);
   CHECK(f.allocator.is_valid());
-  f.allocator.end_pool_of_thread();
+  f.allocator.end_direction(to_inner);
   f.allocator.free(outer);
   CHECK_EQ(f.allocate(5 * kMiB), outer);
-  f.allocator.end_pool_of_thread();
-  CHECK_THROWS(std::logic_error, f.allocator.end_pool_of_thread());
+  f.allocator.end_direction(to_outer);
+  CHECK_THROWS(std::invalid_argument, f.allocator.end_direction(to_outer));
   for (const mtia_device_ptr address : {outer, inner, of_thread}) f.allocator.free(address);
   f.allocator.empty_cache();
   CHECK_EQ(f.reserved(), 20 * kMiB);  // kPool is in use, kInner is not
@@ -185,15 +185,31 @@ TEST(a_thread_allocates_from_its_innermost_pool) {
   CHECK_EQ(f.reserved(), size_t{0});
 }
 
+TEST(directions_of_a_thread_end_in_any_order_and_on_any_thread) {
+  constexpr core::PoolId kInner{0, 8};
+  Fixture f;
+  const core::DirectionId to_outer = f.allocator.direct_thread_to_pool(kPool);
+  const core::DirectionId to_inner = f.allocator.direct_thread_to_pool(kInner);
+  std::thread([&] { f.allocator.end_direction(to_outer); }).join();
+  mtia_device_ptr block = f.allocate(512);
+  CHECK(f.allocator.snapshot().at(0).pool == kInner);
+  f.allocator.end_direction(to_inner);
+  f.allocator.free(block);
+  f.allocator.empty_cache();
+  block = f.allocate(512);
+  CHECK(f.allocator.snapshot().at(0).pool == core::PoolId(0, 0));
+  f.allocator.free(block);
+}
+
 TEST(a_captured_stream_prefers_the_pool_of_its_graph) {
   constexpr core::PoolId kOfThread{0, 8};
   Fixture f;
-  f.allocator.direct_thread_to_pool(kOfThread);
+  const core::DirectionId direction = f.allocator.direct_thread_to_pool(kOfThread);
   f.allocator.direct_to_pool(&f.stream, kPool);
   const mtia_device_ptr block = f.allocate(512);
   CHECK(f.allocator.snapshot().at(0).pool == kPool);
   f.allocator.direct_to_default_pool(&f.stream);
-  f.allocator.end_pool_of_thread();
+  f.allocator.end_direction(direction);
   f.allocator.free(block);
 }
 
@@ -216,14 +232,14 @@ TEST(a_pool_may_have_a_source_of_its_own) {
   Fixture f([] { return core::AllocatorOptions{.expandable_segments = true}; });
   f.allocator.use_pool(kPool);
   f.allocator.set_source(kPool, source);
-  f.allocator.direct_thread_to_pool(kPool);
+  const core::DirectionId direction = f.allocator.direct_thread_to_pool(kPool);
   const mtia_device_ptr large = f.allocate(30 * kMiB);
   const mtia_device_ptr small = f.allocate(100);
   CHECK_EQ(taken, 32 * kMiB);
   refuses = true;
   CHECK_THROWS(core::OutOfDeviceMemory, f.allocate(3 * kMiB));
   refuses = false;
-  f.allocator.end_pool_of_thread();
+  f.allocator.end_direction(direction);
   f.allocator.free(f.allocate(3 * kMiB));
   CHECK_EQ(taken, 32 * kMiB);  // the default pool's is the driver's
   f.allocator.free(large);
