@@ -171,7 +171,7 @@ def test_a_replacement_of_upstreams_run_sees_launches(monkeypatch: pytest.Monkey
     compiled = torch.compile(lambda x: x * 2 + 1)
     expected = compiled(x)
     seen: list[object] = []
-    upstream = CachingAutotuner.run
+    upstream: Any = CachingAutotuner.run
 
     def run(self: CachingAutotuner, *args: Any, **kwargs: Any) -> Any:
         seen.append(self)

@@ -20,7 +20,7 @@ from torch_mtia import torch_version
 from torch_mtia._versions import SUPPORTED_TORCH
 from torch_mtia.conformance import results as r
 from torch_mtia.conformance.__main__ import go_on, only_run_in
-from torch_mtia.conformance.coverage import Coverage, coverage
+from torch_mtia.conformance.coverage import Calls, Coverage, coverage
 from torch_mtia.conformance.ledger import Ledger, LedgerError
 from torch_mtia.conformance.results import Result, Run, changes, read_lines
 from torch_mtia.conformance.settings import RESULTS, Settings, UsageError
@@ -567,3 +567,21 @@ def test_called_functions_are_noticed(conformance: Conformance) -> None:
     assert status == 0, output
     (result,) = conformance.results().values()
     assert "torch.accelerator.is_available" in result.functions
+
+
+def test_calls_are_noted_beside_code_that_cannot_be_hashed() -> None:
+    """As Dynamo makes it."""
+
+    def inner() -> int:
+        return 1
+
+    def outer() -> int:
+        return inner() + len(json.dumps(0))
+
+    code = outer.__code__
+    outer.__code__ = code.replace(co_consts=(*code.co_consts, {}))
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(outer.__code__)
+    with Calls({"json.dumps": json.dumps}) as calls:
+        outer()
+    assert calls.names == {"json.dumps"}

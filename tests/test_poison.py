@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_fresh_memory_is_nan(run_script: RunScript, dtype: str) -> None:
     ],
     ids=lambda environment: "-".join(environment.values()) or "plain",
 )
-def test_memory_is_filled_when_it_changes_hands(run_script: RunScript, environment: dict[str, str]) -> None:
+def test_memory_is_filled_when_it_changes_hands(run_script: RunScript, environment: dict[str, Any]) -> None:
     device = environment.get("TORCH_MTIA_PRIVATEUSE1", "mtia")
     text = (
         SEEN.replace("torch.mtia", "torch.accelerator").replace("mtia", device)
@@ -120,7 +120,8 @@ def test_work_that_allocates_while_it_runs_keeps_what_it_wrote(run_script: RunSc
             assert mask.cpu().equal(torch.nonzero(x.cpu() > 0))
         print("same")
     """
-    for environment in ({}, {"TORCH_MTIA_DELAY": "1"}, {"TORCH_MTIA_LAUNCH_BLOCKING": "1"}):
+    environments: list[dict[str, Any]] = [{}, {"TORCH_MTIA_DELAY": "1"}, {"TORCH_MTIA_LAUNCH_BLOCKING": "1"}]
+    for environment in environments:
         assert run_script(text, TORCH_MTIA_POISON="1", **environment).output() == "same\n"
 
 

@@ -62,7 +62,7 @@ def bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def numbers() -> np.ndarray[Any, Any]:
+def numbers() -> Any:
     """A matrix with random bits of the mantissa, and with ties of tf32 and numbers beside them."""
     random = np.random.default_rng(0)
     exponents = random.integers(100, 150, (16, 16), np.uint32) << 23
@@ -83,7 +83,7 @@ def split(values: np.ndarray[Any, Any], parts: int) -> list[np.ndarray[Any, Any]
     return found
 
 
-def expected(precision: str | None) -> np.ndarray[Any, Any]:
+def expected(precision: str | None) -> Any:
     """Of numbers() @ ONES."""
     x = numbers()
     if precision == "ieee":

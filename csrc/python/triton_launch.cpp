@@ -143,12 +143,12 @@ MTIAStream read_stream(PyObject* value, c10::DeviceIndex device) {
 
 struct TritonLauncher {
   ArgumentLayout layout;
-  py::object source;  // what Triton compiled, for the observer; None: launches are not observed
+  py::object source;      // what Triton compiled, for the observer; None: launches are not observed
   uint64_t observed = 0;  // the last observation that saw a launch of it
 };
 
-// Called before the first launch of each kernel: observer(source, grid_x, grid_y, grid_z, stream, function, *arguments).
-// If the result is true, it has launched the kernel itself. Null: there is none. The GIL guards both.
+// Called before the first launch of each kernel: observer(source, grid_x, grid_y, grid_z, stream, function,
+// *arguments). If the result is true, it has launched the kernel itself. Null: there is none. The GIL guards both.
 PyObject* launch_observer = nullptr;
 uint64_t observation = 0;  // counts them
 

@@ -45,7 +45,9 @@ def compiles_in_no_mode(compile_fx: Function) -> bool:
         return graph.forward
 
     with torch_mtia.numerics("batch_invariant"):
-        compile_fx(torch.fx.symbolic_trace(lambda x: x + 1), [torch.ones(3, device=DEVICE)], inner_compile=inner_compile)
+        compile_fx(
+            torch.fx.symbolic_trace(lambda x: x + 1), [torch.ones(3, device=DEVICE)], inner_compile=inner_compile
+        )
     return found != [True]
 
 

@@ -28,7 +28,8 @@ class Calls:
 
     def __init__(self, functions: dict[str, Callable[..., Any]]) -> None:
         self.names: set[str] = set()
-        self._by_code = {code: name for name, function in functions.items() if (code := _code_of(function))}
+        # By identity: code that Dynamo makes may have constants that cannot be hashed.
+        self._by_code = {id(code): name for name, function in functions.items() if (code := _code_of(function))}
         self._by_function = {id(function): name for name, function in functions.items() if not _code_of(function)}
 
     def __enter__(self) -> Calls:
@@ -41,7 +42,7 @@ class Calls:
     def _called(self, frame: FrameType, event: str, argument: Any) -> None:
         name = None
         if event == "call":
-            name = self._by_code.get(frame.f_code)
+            name = self._by_code.get(id(frame.f_code))
         elif event == "c_call":
             name = self._by_function.get(id(argument))
         if name is not None:

@@ -34,6 +34,7 @@ class Interleaver {
 
   uint64_t below(uint64_t bound) { return random_() % bound; }
   bool start(int64_t program);
+  void begin(Fiber& fiber, int64_t program);
   void resume(size_t index);
   static void enter(unsigned high, unsigned low);
 
