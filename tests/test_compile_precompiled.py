@@ -27,11 +27,8 @@ PROGRAM = """
 def in_two_processes(run_script: RunScript, tmp_path: Path, first: str, second: str) -> str:
     """Returns what the second one prints. They share the file `path`, and no cache."""
     program = PROGRAM.format(path=str(tmp_path / "saved"))
-    environments: list[dict[str, Any]] = [
-        {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / name)} for name in ("first", "second")
-    ]
-    run_script(program + first, **environments[0]).output()
-    return run_script(program + second, **environments[1]).output()
+    run_script(program + first, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "first")).output()
+    return run_script(program + second, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "second")).output()
 
 
 def test_a_function_that_was_compiled_ahead_of_time_is_loaded_from_a_file(
