@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.conftest import RunScript
 
 
+@pytest.mark.in_tree("PyTorch opens the device of another name, as FakeTensorMode.avoid_device_init says")
 def test_fake_tensors_open_no_device(run_script: RunScript) -> None:
     script = """
         import torch
@@ -48,6 +51,7 @@ def test_fake_tensors_of_devices_that_are_not_there(run_script: RunScript) -> No
     assert run_script(script).output() == "mtia:60 False\n"
 
 
+@pytest.mark.in_tree("PyTorch opens the device of another name, as FakeTensorMode.avoid_device_init says")
 def test_a_forked_child_whose_device_is_unusable_has_fake_tensors(run_script: RunScript) -> None:
     script = """
         import os
